@@ -6,15 +6,21 @@ No I/O and no third-party import lives here.
 from __future__ import annotations
 
 import hashlib
-import secrets
+import operator
+import os
 from dataclasses import dataclass, field
+from typing import Any, Final
+
+from experience_buffer.errors import InvalidRequestError
+
+_NUMBERS: Final = ("run", "step")
 
 __all__ = ["EID"]
 __dir__ = __all__.copy
 
 
 def _random_suffix() -> str:
-    return secrets.token_hex(3)
+    return os.urandom(3).hex()
 
 
 def task_in_key(task: int | str) -> str:
@@ -56,6 +62,10 @@ class EID:
     run: int = 0
     step: int = 0
     suffix: str = field(default_factory=_random_suffix)
+
+    def __post_init__(self) -> None:
+        if not self._is_plain():
+            self._make_plain()
 
     @classmethod
     def fixed(cls, batch: int | str, task: int | str, run: int = 0, step: int = 0) -> EID:
@@ -99,7 +109,13 @@ class EID:
         return self.uid
 
     def to_dict(self) -> dict[str, int | str]:
-        """Return the five parts by name, in wire order."""
+        """Return the five parts by name, in wire order.
+
+        Raises:
+            InvalidRequestError: A part that was set since is of another kind.
+        """
+        if not self._is_plain():
+            self._make_plain()
         return {
             "batch": self.batch,
             "task": self.task,
@@ -107,3 +123,45 @@ class EID:
             "step": self.step,
             "suffix": self.suffix,
         }
+
+    def _is_plain(self) -> bool:
+        batch, task = type(self.batch), type(self.task)
+        return (
+            (batch is int or batch is str)
+            and (task is int or task is str)
+            and type(self.run) is int
+            and type(self.step) is int
+            and type(self.suffix) is str
+        )
+
+    def _make_plain(self) -> None:
+        """Make plain values of what stands for them, such as NumPy's integers."""
+        for name in ("batch", "task"):
+            part = getattr(self, name)
+            setattr(self, name, _text(part) if isinstance(part, str) else _whole(name, part))
+        for name in ("run", "step"):
+            setattr(self, name, _whole(name, getattr(self, name)))
+        if not isinstance(self.suffix, str):
+            raise _refusal("suffix", self.suffix, "text")
+        self.suffix = _text(self.suffix)
+
+
+def _text(part: str) -> str:
+    # Not str(), by which an enumeration's member names itself.
+    return str.__str__(part)
+
+
+def _whole(name: str, part: Any) -> int:
+    wanted = "a whole number" if name in _NUMBERS else "a whole number or text"
+    if isinstance(part, bool):
+        raise _refusal(name, part, wanted)
+    try:
+        return int(operator.index(part))
+    except TypeError:
+        raise _refusal(name, part, wanted) from None
+
+
+def _refusal(name: str, part: Any, wanted: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"{name} of an EID is {part!r:.80}; give {wanted}", subject=f"eid.{name}"
+    )

@@ -1,27 +1,38 @@
 """An experience: one rollout, or one turn of one, with its tensors and texts.
 
-Torch is imported when an experience is made, never by importing this module. How one becomes
-bytes is `trxp`'s business; how several become a batch is `collation`'s.
+Neither torch nor NumPy is needed to make one: torch is imported when a tensor is read (without it
+they are read as NumPy's arrays). How one becomes bytes is `trxp`'s business; how several become a
+batch is `collation`'s.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from experience_buffer import _payloads
 from experience_buffer._codec.limits import DEFAULT_LIMITS
-from experience_buffer._fields import CustomField as CustomField
-from experience_buffer._fields import ExtraTensor, InfoValue
-from experience_buffer._fields import optional_tensor as _optional
-from experience_buffer._fields import tensor as _tensor
+from experience_buffer._codec.safetensors import TensorView
+from experience_buffer._fields import (
+    CountField,
+    CustomField,
+    EidField,
+    ExtraField,
+    ExtraTensor,
+    ImagesField,
+    InfoValue,
+    RewardField,
+    TensorField,
+    TokensField,
+    kept,
+    num_rows,
+)
 from experience_buffer._prompt import tokens_and_prompt
 from experience_buffer.eid import EID
 from experience_buffer.errors import TrxpError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from experience_buffer._fields import TensorLike
 
 __all__ = ["EID", "CustomField", "Experience"]
@@ -30,7 +41,6 @@ __dir__ = __all__.copy
 _SUFFIX_DIGITS = 12
 
 
-@dataclass(init=False, eq=False)
 class Experience:
     """One rollout, or one turn of one, named as in Trinity-RFT.
 
@@ -80,33 +90,37 @@ class Experience:
         num_turns: Turns of the response; None: as many as `action_mask` has stretches of ones.
         experience_type: Derived: "multi_turn" if an action_mask is given, else "dpo" if chosen and
             rejected are, else "single_turn".
+
+    Args:
+        prompt: Token ids of the prompt, shape [P]; with `response` in place of `tokens`.
+        response: Token ids of the response, shape [T].
     """
 
-    eid: EID
-    tokens: Tensor
-    prompt_length: int
-    logprobs: Tensor | None
-    reward: float | None
-    token_level_reward: Tensor | None
-    advantages: Tensor | None
-    returns: Tensor | None
+    eid = EidField()
+    tokens = TokensField()
+    prompt_length = CountField()
+    logprobs = TensorField()
+    reward = RewardField()
+    token_level_reward = TensorField()
+    advantages = TensorField()
+    returns = TensorField()
     truncate_status: str | None
     info: dict[str, Any]
     metrics: dict[str, float]
     response_text: str | None
     prompt_text: str | None
-    action_mask: Tensor | None
+    action_mask = TensorField()
     messages: list[dict[str, Any]] | None
     tools: list[dict[str, Any]] | None
-    chosen: Tensor | None
-    rejected: Tensor | None
+    chosen = TensorField()
+    rejected = TensorField()
     chosen_messages: list[dict[str, Any]] | None
     rejected_messages: list[dict[str, Any]] | None
-    multi_modal_inputs: dict[str, Tensor] | None
-    teacher_logprobs: Tensor | None
-    routed_experts: Tensor | None
+    multi_modal_inputs = ImagesField()
+    teacher_logprobs = TensorField()
+    routed_experts = TensorField()
     custom_fields: list[CustomField]
-    extra: dict[str, Tensor]
+    extra = ExtraField()
     values = ExtraTensor()
     ref_logprobs = ExtraTensor()
     versions = ExtraTensor()
@@ -148,7 +162,7 @@ class Experience:
         env_state_hash: str | None = None,
         num_turns: int | None = None,
         custom_fields: list[CustomField] | None = None,
-        extra: Mapping[str, Tensor] | None = None,
+        extra: Mapping[str, TensorLike] | None = None,
         prompt: TensorLike | None = None,
         response: TensorLike | None = None,
     ) -> None:
@@ -162,57 +176,53 @@ class Experience:
         [len(logprobs)], if its prompt was truncated. A dpo one gets `prompt_length = len(tokens)`.
 
         Raises:
+            InvalidRequestError: A value can't be kept as it is: a list, array or tensor in which its
+                field would lose something, such as a mask of 0.5, or what is no number where one
+                belongs; the text names field and value.
             ValueError: Nothing says where the prompt ends; a single-turn experience has no response, or
                 a prompt length below 1; or an input is given both as an argument and in `extra` or
                 `info`.
-            TypeError: `prompt_length`, `baseline_reward`, `env_state_hash` or `num_turns` is of
-                another kind.
         """
-        tokens, prompt_length = tokens_and_prompt(
+        self.eid = eid
+        self.logprobs = logprobs
+        self.action_mask = action_mask
+        self.chosen = chosen
+        self.rejected = rejected
+        is_dpo = action_mask is None and chosen is not None and rejected is not None
+        self.tokens, self.prompt_length = tokens_and_prompt(
             tokens=tokens,
             prompt=prompt,
             response=response,
             prompt_length=prompt_length,
-            action_mask=action_mask,
-            logprobs=logprobs,
-            is_dpo=action_mask is None and chosen is not None and rejected is not None,
+            action_mask=kept(self, "action_mask"),
+            logprobs=kept(self, "logprobs"),
+            is_dpo=is_dpo,
         )
         if action_mask is not None:
             self.experience_type = "multi_turn"
-        elif chosen is not None and rejected is not None:
+        elif is_dpo:
             self.experience_type = "dpo"
         else:
             self.experience_type = "single_turn"
-            action_mask = _single_turn_mask(tokens, logprobs, prompt_length, truncate_status)
-        self.eid = EID() if eid is None else eid if isinstance(eid, EID) else EID(**eid)
-        self.tokens = _tensor(tokens, "int32")
-        self.logprobs = _optional(logprobs, "float32")
+            self.action_mask = _single_turn_mask(self, truncate_status)
         self.reward = reward
-        self.token_level_reward = _optional(token_level_reward, "float32")
-        self.advantages = _optional(advantages, "float32")
-        self.returns = _optional(returns, "float32")
+        self.token_level_reward = token_level_reward
+        self.advantages = advantages
+        self.returns = returns
         self.truncate_status = truncate_status
         self.info = info or {}
         self.metrics = metrics or {}
-        self.prompt_length = prompt_length
         self.response_text = response_text
         self.prompt_text = prompt_text
-        self.action_mask = _optional(action_mask, "bool")
         self.messages = messages
         self.tools = tools
-        self.chosen = _optional(chosen, "int32")
-        self.rejected = _optional(rejected, "int32")
         self.chosen_messages = chosen_messages
         self.rejected_messages = rejected_messages
-        self.multi_modal_inputs = (
-            None
-            if multi_modal_inputs is None
-            else {key: _tensor(value, None) for key, value in multi_modal_inputs.items()}
-        )
-        self.teacher_logprobs = _optional(teacher_logprobs, "float32")
-        self.routed_experts = _optional(routed_experts, "uint8")
+        self.multi_modal_inputs = multi_modal_inputs
+        self.teacher_logprobs = teacher_logprobs
+        self.routed_experts = routed_experts
         self.custom_fields = custom_fields or []
-        self.extra = dict(extra) if extra else {}
+        self.extra = extra
         inputs = {
             "values": values,
             "ref_logprobs": ref_logprobs,
@@ -279,9 +289,7 @@ class Experience:
         Args:
             experiences: Any number.
         """
-        from experience_buffer import _torch
-
-        return _torch.encode(experiences)
+        return _payloads.encode(experiences, Experience)
 
     @classmethod
     def deserialize_many(cls, data: bytes | bytearray | memoryview) -> list[Experience]:
@@ -290,9 +298,7 @@ class Experience:
         Args:
             data: The payload.
         """
-        from experience_buffer import _torch
-
-        return _torch.decode(data, Experience, limits=DEFAULT_LIMITS)
+        return _payloads.decode(data, Experience, limits=DEFAULT_LIMITS)
 
     def to_dict(self) -> dict[str, Any]:
         """Describe the experience without its tensors; texts and messages only where given."""
@@ -300,7 +306,7 @@ class Experience:
             "eid": self.eid.to_dict(),
             "type": self.experience_type,
             "prompt_length": self.prompt_length,
-            "response_length": len(self.tokens) - self.prompt_length,
+            "response_length": num_rows(kept(self, "tokens")) - self.prompt_length,
             "info": self.info,
             "metrics": self.metrics,
         }
@@ -323,20 +329,22 @@ _DESCRIBED = (
 )
 
 
-def _single_turn_mask(
-    tokens: TensorLike, logprobs: TensorLike | None, prompt_length: int, truncate_status: str | None
-) -> Tensor:
-    import torch
-
+def _single_turn_mask(experience: Experience, truncate_status: str | None) -> TensorView:
+    prompt_length, logprobs = experience.prompt_length, kept(experience, "logprobs")
     if prompt_length <= 0:
         raise ValueError(f"prompt_length is {prompt_length}; a single turn's is 1 or more")
     if truncate_status == "prompt_truncated":
         if logprobs is None:
             raise ValueError("a truncated prompt needs logprobs or an action_mask")
-        return torch.zeros(len(logprobs), dtype=torch.bool)
-    if len(tokens) <= prompt_length:
+        return _mask(bytes(num_rows(logprobs)))
+    num_tokens = num_rows(kept(experience, "tokens"))
+    if num_tokens <= prompt_length:
         raise ValueError(
-            f"{len(tokens)} tokens, but a prompt of {prompt_length}: there is no response; give "
+            f"{num_tokens} tokens, but a prompt of {prompt_length}: there is no response; give "
             "an action_mask, or truncate_status='prompt_truncated'"
         )
-    return torch.ones(len(tokens) - prompt_length, dtype=torch.bool)
+    return _mask(bytes([1]) * (num_tokens - prompt_length))
+
+
+def _mask(values: bytes) -> TensorView:
+    return TensorView("BOOL", (len(values),), memoryview(bytearray(values)))

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, overload
 from experience_buffer import trxp
 from experience_buffer._codec.frame import join_frame
 from experience_buffer._codec.payload import read_single
+from experience_buffer._dense import convert
 from experience_buffer._packed import rewriter
 from experience_buffer._packed.row import Facts, PackedRow
 from experience_buffer._packed.select import select
@@ -124,9 +125,8 @@ class PackedBatch:
             KeyError: No experience has the field.
             ValueError: The field's dtype or trailing sizes differ between experiences.
         """
-        from experience_buffer import _torch
-
-        return _torch.tensor(self._table.only_form(name).view)
+        tensor: Tensor = convert.readable(self._table.only_form(name).view)
+        return tensor
 
     def offsets(self, name: str) -> Tensor:
         """Where each experience's rows of a field begin, and where the last ones end: a view.
@@ -141,9 +141,8 @@ class PackedBatch:
             KeyError: No experience has the field.
             ValueError: The field's dtype or trailing sizes differ between experiences.
         """
-        from experience_buffer import _torch
-
-        return _torch.tensor(self._table.only_form(name).offsets_view)
+        offsets: Tensor = convert.readable(self._table.only_form(name).offsets_view)
+        return offsets
 
     def column(self, name: str) -> Tensor:
         """One value per experience: a view, shape [B].
@@ -157,9 +156,8 @@ class PackedBatch:
         Raises:
             KeyError: There is no such column.
         """
-        from experience_buffer._packed import join
-
-        return join.column(self._table, name)
+        column: Tensor = convert.readable(self._table.column(name))
+        return column
 
     def payload(self, index: int) -> bytes:
         """One experience as a TRXP payload of its own, computed tensors in place.
@@ -240,6 +238,7 @@ class PackedBatch:
                 its dtypes have none in common that holds all values; tokens aren't integers; the batch
                 is empty.
         """
+        convert.require_torch("padding a batch")
         from experience_buffer._packed import torch_views
 
         return torch_views.padded(
@@ -272,6 +271,7 @@ class PackedBatch:
         Raises:
             ValueError: As for `padded`.
         """
+        convert.require_torch("laying a batch out")
         from experience_buffer._packed import torch_views
 
         return torch_views.varlen(self._table, fields=fields)

@@ -1,14 +1,15 @@
 """TRXP, the wire format of experiences: read, split, merge, add tensors, encode and decode.
 
 TRXP v1 is what Trinity-RFT 0.6.0 writes: a frame, metadata as a pickle of plain data, tensors in
-the safetensors format. Payloads are read without unpickling; torch is needed by `encode` and
-`decode` alone, and imported by them. All functions are thread-safe.
+the safetensors format. Payloads are read without unpickling, and neither torch nor NumPy is needed.
+All functions are thread-safe.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from experience_buffer import _payloads
 from experience_buffer._codec.item import Item
 from experience_buffer._codec.limits import DEFAULT_LIMITS, Limits
 from experience_buffer._codec.payload import Buffer, merge, read, split, with_tensors
@@ -45,9 +46,7 @@ def encode(experiences: Sequence[Experience]) -> bytes:
         TrxpError: An experience holds what TRXP can't, or what no reader may load; `item` is its
             index and the text names the field.
     """
-    from experience_buffer import _torch
-
-    return _torch.encode(experiences)
+    return _payloads.encode(experiences, Experience)
 
 
 def decode(payload: Buffer, *, limits: Limits = DEFAULT_LIMITS) -> list[Experience]:
@@ -63,6 +62,4 @@ def decode(payload: Buffer, *, limits: Limits = DEFAULT_LIMITS) -> list[Experien
     Raises:
         TrxpError: The payload, or any of its experiences, is damaged.
     """
-    from experience_buffer import _torch
-
-    return _torch.decode(payload, Experience, limits=limits)
+    return _payloads.decode(payload, Experience, limits=limits)

@@ -147,7 +147,7 @@ class StoredExperience:
 
     @property
     def experience(self) -> Experience | None:
-        """The decoded experience, None for a tombstone; needs torch.
+        """The decoded experience, None for a tombstone.
 
         Raises:
             TrxpError: The payload is damaged.

@@ -55,6 +55,14 @@ class TensorView:
     shape: tuple[int, ...]
     data: memoryview
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Travel with a copy of the elements, in memory that can be written to."""
+        return _unpickled, (self.dtype, tuple(self.shape), bytearray(self.data))
+
+
+def _unpickled(dtype: str, shape: tuple[int, ...], data: bytearray) -> TensorView:
+    return TensorView(dtype, shape, memoryview(data))
+
 
 class Table(NamedTuple):
     """The tensors of a file, in the order of its header."""

@@ -13,9 +13,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from experience_buffer import _torch
 from experience_buffer._codec.item import META_FIELDS, MULTI_MODAL_PREFIX, Item
+from experience_buffer._dense import convert
+from experience_buffer._dense.tensors import tensor_of
 from experience_buffer._packed.exact import exactly
+from experience_buffer._payloads import custom_field
 from experience_buffer.eid import EID
 from experience_buffer.errors import InvalidRequestError
 from experience_buffer.experience import CustomField
@@ -110,7 +112,7 @@ def _others(packed: PackedBatch, taken: Collection[str]) -> dict[str, list[Tenso
         for form in forms:
             for index, is_present in enumerate(form.present):
                 if is_present:
-                    values[index] = _torch.tensor(form.of(index))
+                    values[index] = tensor_of(form.of(index))
         found[name] = values
     return found
 
@@ -120,9 +122,7 @@ def _multi_modal_inputs(packed: PackedBatch, item_of: _ItemOf) -> list[dict[str,
     found = []
     for item in map(item_of, range(len(packed))):
         keys = item.meta.get("multi_modal_input_keys") or ()
-        found.append(
-            {key: _torch.tensor(item.tensors[f"{MULTI_MODAL_PREFIX}{key}"]) for key in keys}
-        )
+        found.append({key: tensor_of(item.tensors[f"{MULTI_MODAL_PREFIX}{key}"]) for key in keys})
     return found
 
 
@@ -141,7 +141,7 @@ def _custom_fields(packed: PackedBatch, item_of: _ItemOf) -> list[CustomField]:
                 f"custom_fields of {packed.uids[0]} are {names[0]}, those of {packed.uids[index]} "
                 f"{names[1]}: push the same ones with all experiences, or drop=['custom_fields']"
             )
-    return list(map(_torch.custom_field, known[0]))
+    return list(map(custom_field, known[0]))
 
 
 def _custom_values(packed: PackedBatch, item_of: _ItemOf, field: CustomField) -> Tensor:
@@ -159,7 +159,7 @@ def _custom_values(packed: PackedBatch, item_of: _ItemOf, field: CustomField) ->
         values.append(
             exactly(
                 value,
-                field.data_type,
+                convert.torch_dtype(str(field.data_type)),
                 where=partial(_entry, uid, source),
                 cure=f"give the custom field {name!r} another data_type",
             )

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from experience_buffer._codec.item import META_FIELDS, TENSOR_FIELDS
+from experience_buffer._dense.tensors import common_dtype
 from experience_buffer._packed.exact import exactly, holds
 from experience_buffer._packed.layable import check_ids, token_id
-from experience_buffer._torch import common_dtype, custom_field, custom_field_entry
+from experience_buffer._payloads import custom_field, custom_field_entry
 from experience_buffer.eid import EID
 from experience_buffer.experience import Experience
 
@@ -344,16 +345,6 @@ def _experience(row: dict[str, Any]) -> Experience:
     if given.get("multi_modal_inputs"):
         inputs = given["multi_modal_inputs"]
         given["multi_modal_inputs"] = {k: v for k, v in inputs.items() if v is not None}
-    extra = {
-        name: _tensor(value)
-        for name, value in (row.get("extra") or {}).items()
-        if value is not None
-    }
+    extra = {name: v for name, v in (row.get("extra") or {}).items() if v is not None}
     fields = list(map(custom_field, row.get("custom_fields") or ()))
     return Experience(extra=extra, custom_fields=fields, **given)
-
-
-def _tensor(value: Any) -> Tensor:
-    """What a list of numbers becomes whatever the default device and dtype: float32, or int64."""
-    found = torch.tensor(value, device="cpu")
-    return found.float() if found.is_floating_point() else found

@@ -6,15 +6,15 @@ annotate too.
 
 from __future__ import annotations
 
-import struct
-import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
 from experience_buffer._codec import safetensors
-from experience_buffer._codec.item import META_FIELDS, TENSOR_FIELDS
+from experience_buffer._codec.item import META_FIELDS
 from experience_buffer._codec.safetensors import TensorView
-from experience_buffer._fields import EXTRA_INPUTS, INFO_INPUTS, info_value
+from experience_buffer._dense import convert
+from experience_buffer._dense.rules import ANY, RULES
+from experience_buffer._fields import INFO_INPUTS, info_value
 from experience_buffer._messages import push_split
 from experience_buffer.errors import InvalidRequestError
 from experience_buffer.options import ClientOptions
@@ -27,16 +27,7 @@ _MAX_EXACT: Final = 2**53
 _MAX_DEPTH: Final = 16
 """Lists and dicts inside one another; protobuf reads no more than some 30."""
 _SCALARS: Final = (bool, int, float, str)
-_TENSOR: Final = "a flat list of numbers, an array or a tensor"
-_BUFFER_CODES: Final = {
-    ("f", 4): "F32",
-    ("d", 8): "F64",
-    ("e", 2): "F16",
-    ("?", 1): "BOOL",
-    **{(kind, size): f"I{8 * size}" for kind in "bhilq" for size in (1, 2, 4, 8)},
-    **{(kind, size): f"U{8 * size}" for kind in "BHILQ" for size in (1, 2, 4, 8)},
-}
-"""Dtype codes by format character and item size of the buffer protocol."""
+_TENSOR: Final = "a list of numbers, an array or a tensor"
 
 
 def requests(
@@ -83,11 +74,11 @@ def _annotation(uid: str, fields: Mapping[str, Any]) -> pb.Annotation:
         path = f"{where}[{name!r}]"
         value = _unwrapped(given)
         if name == "reward":
-            message.reward = _scalar(float, value, path)
+            message.reward = info_value(float, value, path)
         elif name == "info":
             _add_entries(info, value, path)
         elif name in INFO_INPUTS:
-            _add(info, name, _scalar(INFO_INPUTS[name], value, path), path)
+            _add(info, name, info_value(INFO_INPUTS[name], value, path), path)
         elif _is_tensor(name, value, path):
             tensors.append((name, _view(name, value, path)))
         else:
@@ -112,49 +103,18 @@ def _is_tensor(name: object, value: Any, path: str) -> bool:
         raise InvalidRequestError(f"{path} can't be changed by an annotation", subject=path)
     if not isinstance(value, _SCALARS):
         return True
-    if name in EXTRA_INPUTS or name in TENSOR_FIELDS:
+    if name in RULES:
         raise _error(path, value, _TENSOR)
     return False
 
 
 def _view(name: str, value: Any, path: str) -> TensorView:
-    """Make a field's tensor: of a list float32, or int64 if `versions`; else of its own dtype."""
-    torch = sys.modules.get("torch")  # Where it isn't loaded, nothing is its tensor.
+    """Make a field's tensor, as `Experience` does of what it is given."""
+    rule = RULES.get(name, ANY)
     try:
-        if torch is not None and isinstance(value, torch.Tensor):
-            from experience_buffer._torch import tensor_view
-
-            return tensor_view(value)
-        if isinstance(value, (list, tuple)):
-            code, kind = ("I64", "q") if name == "versions" else ("F32", "f")
-            data = struct.pack(f"<{len(value)}{kind}", *value)
-            return TensorView(code, (len(value),), memoryview(data))
-        return _buffer_view(value)
-    except (TypeError, ValueError, OverflowError, struct.error) as error:
-        raise _error(path, value, f"{_TENSOR} ({error})") from None
-
-
-def _buffer_view(value: Any) -> TensorView:
-    """Copy an array of NumPy, or of another library that offers its memory.
-
-    Raises:
-        TypeError: It offers none, or its elements are no numbers in the machine's byte order.
-        ValueError: It offers none for this type of elements.
-    """
-    if isinstance(value, (bytes, bytearray)):
-        raise TypeError("bytes")
-    view = memoryview(value)
-    code = _BUFFER_CODES.get((view.format, view.itemsize))
-    if code is None:
-        raise TypeError(f"elements of format {view.format!r}")
-    return TensorView(code, view.shape or (), memoryview(view.tobytes()))
-
-
-def _scalar(kind: type[Any], value: Any, path: str) -> Any:
-    try:
-        return info_value(kind, value, path)
+        return convert.view_of(convert.kept(value, path, rule), path, rule)
     except TypeError as error:
-        raise InvalidRequestError(str(error), subject=path) from None
+        raise InvalidRequestError(f"{path} is {error}", subject=path) from None
 
 
 def _add_entries(info: dict[str, Any], entries: Any, path: str) -> None:

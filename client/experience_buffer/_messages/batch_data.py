@@ -82,12 +82,12 @@ class LazyPayloads:
 
 
 def _decoded(payload: bytes | memoryview) -> list[Experience]:
-    from experience_buffer import _torch
+    from experience_buffer import _payloads
     from experience_buffer.experience import Experience
 
     if isinstance(payload, memoryview) and not payload.readonly:
-        return _torch.decode_on(payload, Experience, limits=DEFAULT_LIMITS)
-    return _torch.decode(payload, Experience, limits=DEFAULT_LIMITS)
+        return _payloads.decode_on(payload, Experience, limits=DEFAULT_LIMITS)
+    return _payloads.decode(payload, Experience, limits=DEFAULT_LIMITS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -167,7 +167,7 @@ class BatchData:
 
     @property
     def experiences(self) -> list[Experience]:
-        """The decoded experiences, in a list of its own; needs torch.
+        """The decoded experiences, in a list of its own.
 
         They are decoded once, and always the same ones; those of a packed batch are made anew each time.
         Each one's tensors share memory, which lives as long as any of them: `clone()` what is to be

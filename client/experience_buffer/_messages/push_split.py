@@ -27,10 +27,11 @@ ENVELOPE_BYTES: Final = 16 * 1024
 
 
 def encode(experiences: Sequence[Experience]) -> Pieces:
-    """One TRXP payload of experiences; imports the codec, and so torch, when first called."""
-    from experience_buffer import _torch
+    """One TRXP payload of experiences; imports the codec when first called."""
+    from experience_buffer import _payloads
+    from experience_buffer.experience import Experience
 
-    return _torch.encode_pieces(experiences)
+    return _payloads.encode_pieces(experiences, Experience)
 
 
 def writer_limits(

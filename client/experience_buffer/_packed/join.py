@@ -8,10 +8,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from experience_buffer._dense.tensors import common_dtype, tensor_of
 from experience_buffer._packed.exact import exactly
 from experience_buffer._packed.table import Form, Table
 from experience_buffer._packed.writer import TRUNCATE_CODES
-from experience_buffer._torch import common_dtype, tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,11 +25,8 @@ class Joined:
 
 
 def column(table: Table, name: str) -> Tensor:
-    """Do what `PackedBatch.column` says."""
-    view = table.columns.get(name)
-    if view is None:
-        raise KeyError(f"no column {name!r}; there are {', '.join(sorted(table.columns))}")
-    return tensor(view)
+    """One of the batch's columns, shape [B]."""
+    return tensor_of(table.column(name))
 
 
 def joined_field(table: Table, name: str) -> Joined:
@@ -45,7 +42,7 @@ def joined_field(table: Table, name: str) -> Joined:
     for form in table.fields.get(name, ()):
         if form.is_scalar:
             raise ValueError(f"{name} is a scalar, so it has no rows to lay out; take of(index)")
-        parts.append((_presence(form), Joined(tensor(form.view), _lengths(name, form))))
+        parts.append((_presence(form), Joined(tensor_of(form.view), _lengths(name, form))))
     if name == "action_mask":
         has_none = ~_present(table, name)
         if has_none.any():
@@ -165,4 +162,4 @@ def _lengths(name: str, form: Form) -> Tensor:
     """Rows of each experience, int64, shape [B]; together no more than there are bytes."""
     if form.view.shape[0] and not len(form.view.data):
         raise ValueError(f"{name} has rows of no elements; take `tensor`")
-    return tensor(form.offsets_view).diff()
+    return tensor_of(form.offsets_view).diff()

@@ -79,6 +79,17 @@ class Table:
     values: dict[str, list[memoryview]]
     """Bytes of each experience: `uid`, `group`, `flags`, `meta`."""
 
+    def column(self, name: str) -> TensorView:
+        """What is known of each experience under a name.
+
+        Raises:
+            KeyError: There is no such column.
+        """
+        view = self.columns.get(name)
+        if view is None:
+            raise KeyError(f"no column {name!r}; there are {', '.join(sorted(self.columns))}")
+        return view
+
     def only_form(self, name: str) -> Form:
         """The form of a field that has one.
 

@@ -13,6 +13,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from experience_buffer._dense.tensors import tensor_of
 from experience_buffer._packed.join import Joined, column, element_of, joined_field, uid_of
 from experience_buffer._packed.layable import (
     ROUTES,
@@ -24,7 +25,6 @@ from experience_buffer._packed.layable import (
     token_id,
 )
 from experience_buffer._packed.table import Table
-from experience_buffer._torch import tensor
 
 _LONG: Final = 4096
 """Width from which a copy per experience is faster than one masked copy of all."""
@@ -142,8 +142,8 @@ def _tokens(table: Table) -> tuple[Joined, Tensor]:
         raise ValueError("the batch is empty; there is nothing to lay out")
     for form in table.fields.get("tokens", ()):
         if len(form.view.shape) == 1:  # What has other shapes is refused with them.
-            lengths = tensor(form.offsets_view).diff()
-            check_ids(tensor(form.view), where=partial(element_of, table, "tokens", lengths))
+            lengths = tensor_of(form.offsets_view).diff()
+            check_ids(tensor_of(form.view), where=partial(element_of, table, "tokens", lengths))
     joined = joined_field(table, "tokens")
     prompts = column(table, "prompt_length")
     if joined.flat.dim() != 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,8 +11,9 @@ import torch
 from torch import Tensor
 
 from experience_buffer import EID, CustomField, Experience, InvalidRequestError, collation, trxp
+from experience_buffer._codec.item import TENSOR_FIELDS
 from experience_buffer.packed import PackedBatch, PackedRow, pack
-from tests.unit.client.delivered import delivered
+from tests.unit.client.delivered import delivered, hold
 
 PAD = 151_643
 MAKERS: dict[str, Callable[..., Any]] = {
@@ -312,7 +312,7 @@ def test_a_reward_that_would_be_another_is_named(
     maker: str, form: Callable[..., Any], reward: float | None, reason: str
 ) -> None:
     members = [rich(run, token_level_reward=None) for run in range(3)]
-    members[1].reward = reward
+    hold(members[1], reward=reward)
     with pytest.raises(ValueError, match=f"{members[1].eid.uid}: {reason}"):
         MAKERS[maker]()(form(members))
     batch = MAKERS[maker](drop=["reward"])(form(members))
@@ -328,7 +328,7 @@ def test_a_mask_is_0_or_1(maker: str, form: Callable[..., Any], value: float) ->
     members = [rich(run) for run in range(3)]
     mask = torch.ones(5)
     mask[3] = value
-    members[1].action_mask = mask
+    hold(members[1], action_mask=mask)
     with pytest.raises(
         ValueError, match=rf"{members[1].eid.uid}: action_mask\[3\] is {value}; a m"
     ):
@@ -341,7 +341,7 @@ def test_a_mask_is_0_or_1(maker: str, form: Callable[..., Any], value: float) ->
 @pytest.mark.parametrize("maker", ["padded", "varlen"])
 def test_a_mask_keeps_its_values(maker: str, form: Callable[..., Any]) -> None:
     members = [rich(run) for run in range(3)]
-    members[1].action_mask = torch.full((5,), 0.5)
+    hold(members[1], action_mask=torch.full((5,), 0.5))
     found = MAKERS[maker]()(form(members))["action_mask"]
     assert found.dtype == torch.float32
     assert (found == 0.5).sum() == 5
@@ -351,7 +351,7 @@ def test_a_mask_keeps_its_values(maker: str, form: Callable[..., Any]) -> None:
 def test_tokens_are_integers(maker: str, form: Callable[..., Any], dtype: torch.dtype) -> None:
     members = [rich(run) for run in range(3)]
     for each in members[1:] if maker == "padded" else members:
-        each.tokens = each.tokens.to(dtype)
+        hold(each, tokens=each.tokens.to(dtype))
     with pytest.raises(ValueError, match=r"tokens\[0\] is .* token ids are integers"):
         MAKERS[maker]()(form(members))
 
@@ -408,7 +408,7 @@ def test_a_padding_id_is_an_integer(pad: Any) -> None:
 
 def test_dtypes_that_differ_lose_nothing(maker: str, form: Callable[..., Any]) -> None:
     members = [rich(run) for run in range(3)]
-    members[1].extra["versions"] = torch.tensor([3.0, 4.0, 5.0, 6.0, 2.0**24])
+    hold(members[1], versions=torch.tensor([3.0, 4.0, 5.0, 6.0, 2.0**24]))
     batch = MAKERS[maker]()(form(members))
     found = [each.tolist() for each in responses(batch, maker, "versions")]
     assert found == [each.extra["versions"].tolist() for each in members]
@@ -425,7 +425,7 @@ def test_versions_of_few_bits_have_none_on_prompts(form: Callable[..., Any]) -> 
     found = collation.areal_collate()(form(members))["versions"]
     assert found.dtype == torch.int64
     assert found[:, 0].tolist() == [-1, -1, -1]
-    members[1].extra["versions"] = torch.full((5,), 0.5)
+    hold(members[1], versions=torch.full((5,), 0.5))
     with pytest.raises(ValueError, match=r"versions\[0\] is 0.5, which int64 can't hold"):
         collation.areal_collate()(form([members[1]]))
 
@@ -567,13 +567,11 @@ def everything(payload: bytes) -> dict[str, Any]:
         collation.gather_action_masks(experiences, 7),
         collation.gather_response_attrs(experiences, "logprobs", 7),
     ]
-    fields = [each for each in TENSORS if getattr(experiences[0], each) is not None]
+    fields = [each for each in TENSOR_FIELDS if getattr(experiences[0], each) is not None]
     found["experiences"] = [[getattr(one, name) for name in fields] for one in experiences]
     return found
 
 
-TENSORS = [each.name for each in dataclasses.fields(Experience) if "Tensor" in str(each.type)]
-TENSORS = [name for name in TENSORS if name not in ("multi_modal_inputs", "extra")]
 PAYLOAD = trxp.encode(ROLLOUTS)
 EXPECTED = everything(PAYLOAD)
 

@@ -9,7 +9,7 @@ import torch
 
 from experience_buffer import trxp
 from experience_buffer.eid import EID
-from experience_buffer.errors import TrxpError
+from experience_buffer.errors import InvalidRequestError, TrxpError
 from experience_buffer.experience import Experience
 
 
@@ -28,7 +28,9 @@ def test_lists_become_tensors_of_the_documented_dtypes() -> None:
         multi_modal_inputs={"a": [1.5]},
     )
     dtypes = {
-        name: value.dtype for name, value in vars(experience).items() if torch.is_tensor(value)
+        name: value.dtype
+        for name in vars(experience)
+        if torch.is_tensor(value := getattr(experience, name))
     }
     assert dtypes == {
         "tokens": torch.int32,
@@ -200,7 +202,7 @@ def test_numbers_lie_in_info() -> None:
 
 def test_nothing_given_is_nothing_sent() -> None:
     made = with_inputs()
-    assert (made.extra, made.info) == ({}, {})
+    assert (dict(made.extra), made.info) == ({}, {})
     for name in (*TENSORS, *NUMBERS):
         assert getattr(made, name) is None
 
@@ -216,7 +218,7 @@ def test_assignment_is_seen_both_ways_and_none_removes() -> None:
     made.info["num_turns"] = 5
     assert made.num_turns == 5
     made.values = made.num_turns = made.env_state_hash = made.versions = None
-    assert (made.extra, made.info) == ({}, {})
+    assert (dict(made.extra), made.info) == ({}, {})
 
 
 def test_an_info_that_is_shared_is_left_alone() -> None:
@@ -253,7 +255,7 @@ def test_one_input_given_twice_is_refused(arguments: dict[str, Any], reason: str
     ],
 )
 def test_a_wrong_kind_is_refused_by_name(name: str, value: Any) -> None:
-    with pytest.raises(TypeError, match=f"{name} is .*; give"):
+    with pytest.raises(InvalidRequestError, match=f"{name} is .*; give"):
         with_inputs(**{name: value})
 
 

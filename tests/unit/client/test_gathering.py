@@ -14,6 +14,7 @@ from torch import Tensor
 from experience_buffer import collation
 from experience_buffer.eid import EID
 from experience_buffer.experience import CustomField, Experience
+from tests.unit.client.delivered import hold
 
 GOLDENS = Path(__file__).parents[2] / "data" / "goldens"
 
@@ -124,15 +125,16 @@ def short(run: int, **fields: Any) -> Experience:
 def test_gathering_loses_nothing() -> None:
     mixed = [
         short(0, extra={"versions": torch.tensor([1, 2])}),
-        short(1, extra={"versions": torch.tensor([0.5, 1, 2])}),
+        short(1),
     ]
+    hold(mixed[1], versions=torch.tensor([0.5, 1, 2]))
     found = collation.gather_response_attrs(mixed, "versions", 3)
     assert found.tolist() == [[1, 2, 0], [0.5, 1, 2]]
     assert found.dtype == torch.float32
     mixed[0].extra["versions"] = torch.tensor([1, 2**24 + 1])
     with pytest.raises(ValueError, match=r"0/0/0/0/a: versions\[1\] is 16777217, which float32"):
         collation.gather_response_attrs(mixed, "versions", 3)
-    mixed[0].extra["versions"] = torch.ones(2, 2)
+    mixed[0].extra["versions"] = torch.ones(2, 2).long()
     with pytest.raises(
         ValueError, match=r"differs in shape: \[2, 2\] in 0/0/0/0/a, \[3\] in 0/0/1"
     ):
@@ -142,7 +144,7 @@ def test_gathering_loses_nothing() -> None:
         with pytest.raises(ValueError, match=f"pad_value is {pad}, which x of torch.uint8"):
             collation.gather_response_attrs(small, "x", 3, pad)
     floats = [short(0)]
-    floats[0].tokens = torch.tensor([1.0, 1.5, 2.0])
+    hold(floats[0], tokens=torch.tensor([1.0, 1.5, 2.0]))
     with pytest.raises(ValueError, match=r"0/0/0/0/a: tokens\[0\] is 1.0, of torch.float32"):
         collation.gather_token_ids(floats, 1, 2, 0)
     with pytest.raises(ValueError, match="pad_token_id is None"):

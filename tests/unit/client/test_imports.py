@@ -28,6 +28,15 @@ USES = {
         f"trxp.merge(trxp.split(open({str(BATCH)!r}, 'rb').read()))",
         [],
     ),
+    "experiences of lists": (
+        "import time; start = time.process_time()\n"
+        "from experience_buffer import EID, Experience, trxp\n"
+        "one = Experience(eid=EID(0, 0), prompt=[1], response=[2, 3], logprobs=(-0.5, -1),\n"
+        "    reward=1.0, versions=[3, 3], extra={'x': [[1.5], [2]]})\n"
+        "assert time.process_time() - start < 0.05\n"
+        "assert trxp.encode(trxp.decode(one.serialize())) == one.serialize()",
+        [],
+    ),
     "packed batches": (
         "import experience_buffer.trxp as trxp, experience_buffer.packed as packed\n"
         f"[first, *_] = trxp.split(open({str(BATCH)!r}, 'rb').read())\n"

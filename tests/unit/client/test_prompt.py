@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from experience_buffer import trxp
+from experience_buffer import InvalidRequestError, trxp
 from experience_buffer.experience import Experience
 
 TOKENS = [11, 13, 17, 19, 23]
@@ -54,9 +54,12 @@ def test_the_prompt_ends_where_it_is_said(said: dict[str, Any]) -> None:
         ({"response": TOKENS}, "response is given without prompt"),
         ({"prompt": TOKENS, "response": []}, "there is no response"),
         ({"prompt": [], "response": TOKENS}, "prompt_length is 0"),
-        ({"prompt": [TOKENS], "response": TOKENS}, "prompt has several dimensions"),
-        ({"prompt": TOKENS, "response": torch.zeros(1, 2)}, "response has several dimensions"),
-        ({"prompt": TOKENS, "response": torch.tensor(3)}, r"response is tensor\(3\)"),
+        ({"prompt": [TOKENS], "response": TOKENS}, r"prompt has shape \[1, 5\]"),
+        (
+            {"prompt": TOKENS, "response": torch.zeros(1, 2)},
+            "response is a tensor of torch.float32",
+        ),
+        ({"prompt": TOKENS, "response": torch.tensor(3)}, r"response has shape \[\]"),
         ({"prompt": "What is 2 + 2?", "response": TOKENS}, "prompt is 'What is 2"),
         (
             {"prompt": TOKENS, "response": TOKENS, "tokens": TOKENS},
@@ -73,7 +76,7 @@ def test_it_is_never_guessed(said: dict[str, Any], message: str) -> None:
 
 @pytest.mark.parametrize("length", ["3", 3.0, True, [3]])
 def test_prompt_length_is_a_whole_number(length: Any) -> None:
-    with pytest.raises(TypeError, match="; give a whole number"):
+    with pytest.raises(InvalidRequestError, match="; give a whole number"):
         Experience(tokens=TOKENS, prompt_length=length)
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from experience_buffer import trxp
-from experience_buffer._torch import tensor_view
+from experience_buffer._dense.tensors import tensor_view
 from experience_buffer.eid import EID
 from experience_buffer.experience import CustomField, Experience
 

@@ -16,9 +16,9 @@ from experience_buffer import EID, Experience, trxp
 from experience_buffer._codec import memory
 from experience_buffer._codec.frame import aligned
 from experience_buffer._codec.limits import DEFAULT_LIMITS
+from experience_buffer._dense.tensors import tensor_of as tensor
 from experience_buffer._messages import sample_bytes
 from experience_buffer._messages.batch_data import BatchData, LazyPacked, LazyPayloads
-from experience_buffer._torch import tensor
 from experience_buffer._transport.sample_plan import FrameAssembler
 from experience_buffer.errors import TrxpError
 from experience_buffer.packed import PackedRow, pack

@@ -13,7 +13,7 @@ from safetensors.torch import save
 
 from experience_buffer._codec import safetensors, tensor_layout
 from experience_buffer._codec.safetensors import ITEM_BYTES, TensorView
-from experience_buffer._torch import _DTYPES, tensor_view
+from experience_buffer._dense.tensors import DTYPES, tensor_view
 from experience_buffer.errors import TrxpError
 
 
@@ -46,7 +46,7 @@ def entry(begin: int, end: int, *, dtype: str = "U8", shape: object = None) -> d
 def test_every_dtype_is_written_in_the_order_of_the_formats_own_writer() -> None:
     tensors = {
         f"{index:02}:{code}": torch.arange(32, dtype=torch.uint8).view(dtype)
-        for index, (code, dtype) in enumerate(_DTYPES.items())
+        for index, (code, dtype) in enumerate(DTYPES.items())
     }
     assert len(tensors) == len(ITEM_BYTES)
     expected = save(tensors)

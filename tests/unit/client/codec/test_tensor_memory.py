@@ -41,7 +41,7 @@ def test_pieces_outlive_what_they_are_views_of() -> None:
 
 
 @pytest.mark.parametrize(
-    "tokens",
+    "given",
     [
         torch.arange(40_000).view(2, -1).T.flatten().view(-1, 2)[:, 1],
         torch.arange(20_000).view(1, -1).expand(5, -1)[1:, ::2],
@@ -53,8 +53,10 @@ def test_pieces_outlive_what_they_are_views_of() -> None:
         torch.zeros(4, 0),
         torch.nn.Parameter(torch.arange(5.0)),
     ],
-    ids=lambda tokens: "-".join(map(str, tokens.shape)),
+    ids=lambda given: "-".join(map(str, given.shape)),
 )
-def test_a_view_is_written_as_it_reads(tokens: Tensor) -> None:
-    copied = torch.tensor(tokens.tolist(), dtype=tokens.dtype).view(tokens.shape)
-    assert trxp.encode([made(tokens)]) == trxp.encode([made(copied)])
+def test_a_view_is_written_as_it_reads(given: Tensor) -> None:
+    copied = torch.tensor(given.tolist(), dtype=given.dtype).view(given.shape)
+    one, other = made(torch.arange(7)), made(torch.arange(7))
+    one.extra["x"], other.extra["x"] = given, copied
+    assert trxp.encode([one]) == trxp.encode([other])

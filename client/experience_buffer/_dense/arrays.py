@@ -1,0 +1,113 @@
+"""NumPy's arrays and other libraries' as dense memory, and dense memory as NumPy's arrays.
+
+NumPy is imported by what makes arrays, never by importing this module.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from experience_buffer._codec.safetensors import TensorView
+from experience_buffer._dense.lists import list_view
+from experience_buffer._dense.rules import (
+    CODES,
+    NAMES,
+    Rule,
+    check_dtype,
+    refusal,
+    wrong_element,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_BUFFER_CODES: Final = {
+    ("f", 4): "F32",
+    ("d", 8): "F64",
+    ("e", 2): "F16",
+    ("?", 1): "BOOL",
+    **{(kind, size): f"I{8 * size}" for kind in "bhilq" for size in (1, 2, 4, 8)},
+    **{(kind, size): f"U{8 * size}" for kind in "BHILQ" for size in (1, 2, 4, 8)},
+}
+"""Dtype codes by format character and item size of the buffer protocol."""
+
+
+def is_array(value: Any) -> bool:
+    """Whether it is an array of NumPy's; NumPy isn't imported for that."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def array_view(array: NDArray[Any], where: str, rule: Rule) -> TensorView:
+    """The memory of an array, copied where it doesn't lie as a payload has it.
+
+    Args:
+        array: Of NumPy's.
+        where: The field, for errors.
+        rule: The field's.
+
+    Raises:
+        InvalidRequestError: The field can't hold it as it is.
+    """
+    import numpy as np
+
+    if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
+        raise refusal(where, "is a masked array; give one without masked elements")
+    if array.dtype == object:
+        return list_view(array.tolist(), where, rule) if array.ndim else _scalar(array, where, rule)
+    code = CODES.get(array.dtype.name)
+    check_dtype(code, f"an array of {array.dtype}", where, rule)
+    assert code is not None
+    if rule.is_mask and code != "BOOL":
+        odd = np.flatnonzero((array != 0) & (array != 1))
+        if odd.size:
+            value = array.reshape(-1)[odd[0]].item()
+            raise wrong_element(value, where, array.shape, int(odd[0]), f"; {rule.wanted}")
+    native = array.astype(array.dtype.newbyteorder("="), order="C", copy=False)
+    flat: Any = np.asarray(native).reshape(-1).view(np.uint8)
+    return TensorView(code, array.shape, memoryview(flat))
+
+
+def buffer_view(value: Any, where: str, rule: Rule) -> TensorView:
+    """Copy what another library offers by the buffer protocol, such as an `array.array`.
+
+    Raises:
+        InvalidRequestError: The field can't hold it as it is.
+        TypeError: It offers nothing.
+    """
+    view = memoryview(value)
+    code = None if isinstance(value, (bytes, bytearray)) else _code_of(view)
+    check_dtype(code, f"a {type(value).__name__}", where, rule)
+    assert code is not None
+    if rule.is_mask and code != "BOOL":
+        list_view(view.tolist(), where, rule)
+    return TensorView(code, tuple(view.shape or ()), memoryview(bytearray(view.tobytes())))
+
+
+def array_of(view: TensorView) -> NDArray[Any]:
+    """Make an array on a view's memory; copied only if that can't be written to.
+
+    Raises:
+        TypeError: NumPy has no such dtype.
+    """
+    import numpy as np
+
+    try:
+        dtype = np.dtype(NAMES[view.dtype])
+    except TypeError:
+        raise TypeError(
+            f"NumPy has no {NAMES[view.dtype]}; read it with torch: pip install "
+            "'experience-buffer[torch]'"
+        ) from None
+    data = bytearray(view.data) if view.data.readonly else view.data
+    return np.frombuffer(data, dtype).reshape(view.shape)
+
+
+def _code_of(view: memoryview) -> str | None:
+    return _BUFFER_CODES.get((view.format, view.itemsize))
+
+
+def _scalar(array: NDArray[Any], where: str, rule: Rule) -> TensorView:
+    view = list_view([array.item()], where, rule)
+    return TensorView(view.dtype, (), view.data)

@@ -1,0 +1,154 @@
+"""Between what users give and read, and dense memory: one way in, one way out.
+
+Torch and NumPy are imported by whoever reads, never by importing this module.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+
+from experience_buffer._codec.safetensors import TensorView
+from experience_buffer._dense.arrays import array_of, array_view, buffer_view, is_array
+from experience_buffer._dense.lists import integers_of, list_view, not_a_list
+from experience_buffer._dense.rules import Rule, check_shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    TensorLike: TypeAlias = Tensor | Sequence[Any] | Any
+    """A tensor, or what becomes one: a (nested) list, tuple or NumPy array."""
+
+Kept: TypeAlias = Any
+"""A field as it is kept: a `Tensor` that was given or read, else a `TensorView`; a NumPy array that
+was read where torch isn't installed."""
+
+INSTALL = "pip install 'experience-buffer[torch]'"
+
+
+def kept(value: TensorLike, where: str, rule: Rule) -> Kept:
+    """Keep a tensor as it is, and copy a list or an array into dense memory.
+
+    Args:
+        value: What a user gives.
+        where: The field, for errors.
+        rule: The field's.
+
+    Raises:
+        InvalidRequestError: The field can't hold it as it is; the text names field and value.
+    """
+    if type(value) is TensorView:
+        return value
+    if _is_tensor(value):
+        from experience_buffer._dense.tensors import check_tensor
+
+        check_tensor(value, where, rule)
+        return value
+    view = _copied(value, where, rule)
+    check_shape(view.shape, where, rule)
+    return view
+
+
+def view_of(kept: Kept, where: str, rule: Rule) -> TensorView:
+    """The memory of what is kept; not copied where it lies as a payload has it.
+
+    Raises:
+        InvalidRequestError: The field can't hold it as it is.
+        TypeError: The elements of a tensor can't be read.
+    """
+    if type(kept) is TensorView:
+        return kept
+    if is_array(kept):
+        return array_view(kept, where, rule)
+    from experience_buffer._dense.tensors import memory_view
+
+    return memory_view(kept)
+
+
+def integers(kept: Kept) -> list[int]:
+    """The values of what is kept of a field that holds whole numbers, flat."""
+    if type(kept) is TensorView:
+        return integers_of(kept)
+    values: list[int] = kept.tolist()
+    return values
+
+
+def readable(view: TensorView) -> Any:
+    """What a user reads: a tensor, or an array where torch isn't installed; on the view's memory.
+
+    Raises:
+        ImportError: Neither torch nor NumPy is installed.
+        TypeError: Torch isn't installed, and NumPy has no such dtype.
+    """
+    return _reader()(view)
+
+
+def require_torch(what: str) -> None:
+    """Say what to install where torch isn't.
+
+    Raises:
+        ModuleNotFoundError: It isn't installed.
+    """
+    if _torch() is None:
+        raise ModuleNotFoundError(f"{what} needs torch: {INSTALL}", name="torch")
+
+
+def torch_dtype(name: str) -> Any:
+    """The dtype of a name such as `"torch.float32"`; the name where torch isn't installed."""
+    torch = _torch()
+    return name if torch is None else getattr(torch, name.removeprefix("torch."))
+
+
+@cache
+def _torch() -> Any:
+    """Torch; None where it isn't installed."""
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        return None
+    return torch
+
+
+@cache
+def _reader() -> Callable[[TensorView], Any]:
+    if _torch() is not None:
+        from experience_buffer._dense.tensors import tensor_of
+
+        return tensor_of
+    try:
+        import numpy  # noqa: F401
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            f"tensors are read with torch, or with NumPy: {INSTALL}, or pip install numpy",
+            name="torch",
+        ) from None
+    return array_of
+
+
+def _copied(value: Any, where: str, rule: Rule) -> TensorView:
+    if isinstance(value, (list, tuple)):
+        return list_view(value, where, rule)
+    if is_array(value):
+        return array_view(value.copy(), where, rule)
+    if isinstance(value, (str, bytes, bytearray)):
+        raise not_a_list(value, where, rule)
+    if hasattr(value, "__array__"):  # Of another library, such as JAX or pandas.
+        import numpy as np
+
+        return array_view(np.array(value), where, rule)
+    try:
+        return buffer_view(value, where, rule)
+    except TypeError:
+        if isinstance(value, Sequence):
+            return list_view(list(value), where, rule)
+        raise not_a_list(value, where, rule) from None
+
+
+def _is_tensor(value: Any) -> TypeGuard[Tensor]:
+    """Whether it is torch's; where torch isn't loaded, nothing is."""
+    tensor_class = getattr(sys.modules.get("torch"), "Tensor", None)
+    return tensor_class is not None and isinstance(value, tensor_class)
