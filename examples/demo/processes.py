@@ -179,6 +179,13 @@ def _kill(processes: list[BaseProcess]) -> None:
         process.join()
 
 
+def how_it_ended(status: int) -> str:
+    """Say in words how a process ended, by its exit status, which is negative for a signal."""
+    if status < 0:
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"ended with exit status {status}"
+
+
 def _ended(process: BaseProcess) -> DemoError:
-    how = "is stuck" if process.is_alive() else f"ended with exit status {process.exitcode}"
-    return DemoError(f"{process.name} {how}")
+    status = process.exitcode
+    return DemoError(f"{process.name} {'is stuck' if status is None else how_it_ended(status)}")

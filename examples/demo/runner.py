@@ -114,8 +114,8 @@ class Runner:
             self._note_depth(observer)
             self._ranks.check()
             self._workers.check()
-            if self._server.has_ended:
-                raise DemoError(f"the server ended by itself: {self._server.last_words()}")
+            if fate := self._server.fate:
+                raise DemoError(fate)
             self._end_when_enough(time.monotonic() - begin_time, display)
 
     def _end_when_enough(self, seconds: float, display: Display) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from examples.demo.processes import no_interrupts
+from examples.demo.processes import how_it_ended, no_interrupts
 
 START_TIMEOUT_SECONDS = 60.0
 STOP_TIMEOUT_SECONDS = 20.0
@@ -63,31 +63,30 @@ class Server:
         command += ["--metrics-port", _port_of(self.metrics_address)]
         # The demo's server is not the one that the caller's environment may configure.
         kept = {k: v for k, v in os.environ.items() if not k.startswith("EXPERIENCE_BUFFER_")}
+        kept["EXPERIENCE_BUFFER_SERVER__LOG_FORMAT"] = "text"
         with self._log.open("ab") as log, no_interrupts():
             self._process = subprocess.Popen(
                 command, env=kept, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         while not self._serves():
             if self._process.poll() is not None:
-                raise ServerError(f"the server ended while it started: {self.last_words()}")
+                raise ServerError(self.fate)
             if time.monotonic() - begin_time > START_TIMEOUT_SECONDS:
                 raise ServerError(
                     f"the server doesn't serve after {START_TIMEOUT_SECONDS:.0f} s: "
-                    f"{self.last_words()}"
+                    f"{self._last_words()}"
                 )
             time.sleep(POLL_SECONDS)
         return time.monotonic() - begin_time
 
     @property
-    def has_ended(self) -> bool:
-        """True when the process is gone though nobody stopped it."""
-        return self._process is not None and self._process.poll() is not None
-
-    def last_words(self) -> str:
-        """The last line of its log, and where that is."""
-        lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n")
-        last = next((line for line in reversed(lines) if line.strip()), "it wrote nothing")
-        return f"{last.strip()} ({self._log})"
+    def fate(self) -> str:
+        """How the process ended though nobody stopped it, in words; empty while it runs."""
+        status = None if self._process is None else self._process.poll()
+        if status is None:
+            return ""
+        said = f"its log is {self._log}" if status < 0 else self._last_words()
+        return f"the server {how_it_ended(status)}; {said}"
 
     def kill(self) -> None:
         """End the process with SIGKILL: it can neither finish nor flush anything."""
@@ -111,6 +110,11 @@ class Server:
         except subprocess.TimeoutExpired:
             self.kill()
         self._process = None
+
+    def _last_words(self) -> str:
+        lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n")
+        last = next((line for line in reversed(lines) if line.strip()), "it wrote nothing")
+        return f"the end of its log {self._log}: {last.strip()}"
 
     def _serves(self) -> bool:
         with grpc.insecure_channel(self.address) as channel:

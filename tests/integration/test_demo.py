@@ -7,7 +7,9 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
+from typing import Any
 
 from examples.demo import processes
 from examples.demo.display import Display
@@ -61,7 +63,7 @@ def test_an_interrupted_run_ends_all_its_processes_and_leaves_no_file(tmp_path: 
             os.killpg(demo.pid, signal.SIGINT)
             rest = demo.stdout.read() + demo.stderr.read()
         finally:
-            demo.kill()
+            demo.terminate()
     assert demo.returncode == 130
     assert rest.endswith("demo: interrupted; all its processes have ended\n")
     assert "Traceback" not in rest
@@ -87,3 +89,37 @@ def test_training_ends_when_the_target_has_held(tmp_path: Path) -> None:
         server.kill()
     assert verdict(outcome) == "success"
     assert 3 <= outcome.history.version < 97
+
+
+def test_a_kept_server_can_be_looked_into_as_it_says(tmp_path: Path) -> None:
+    demo = subprocess.Popen(
+        [*_DEMO, "--updates", "2", "--keep", "--output", str(tmp_path)],
+        cwd=_ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert demo.stdout is not None
+    with demo:
+        try:
+            lines: list[str] = []
+            while not lines or "# gives the group back" not in lines[-1]:
+                lines.append(demo.stdout.readline())
+                assert lines[-1], "".join(lines)
+            shown = "".join(lines)
+            code = re.findall(r"^ +>>> (.+)$", shown, re.MULTILINE)
+            names: dict[str, Any] = {}
+            for line in code:
+                exec(line, names)
+            assert len(names["batch"].experiences) == 8
+            names["buffer"].close()
+            metrics = re.findall(r"curl (\S+)", shown)[0]
+            with urllib.request.urlopen(metrics, timeout=10) as answer:
+                assert b"experience_buffer_" in answer.read()
+            demo.send_signal(signal.SIGINT)
+            rest = demo.stdout.read()
+        finally:
+            demo.terminate()
+    store = re.findall(r"make run ARGS='--data (.+)' serves it again", rest)[0]
+    assert (Path(store) / "data.mdb").exists()
+    assert "FAILED" in shown
+    assert demo.returncode == 1

@@ -14,6 +14,7 @@ from examples.demo import __main__ as command
 from examples.demo.history import Depth, History, Kill, Update, Verdict
 from examples.demo.journal import Audit
 from examples.demo.plot import write_plot
+from examples.demo.processes import how_it_ended
 from examples.demo.report import summary, verdict
 from examples.demo.runner import Outcome, buffer_config
 from examples.demo.server import Server, ServerError
@@ -179,3 +180,15 @@ def test_what_is_not_installed_is_named_before_anything_begins(
     monkeypatch.setitem(sys.modules, "torch", None)
     assert command.main() == 1
     assert capsys.readouterr().err.startswith("demo: not installed: torch. `make demo` installs")
+
+
+def test_how_a_process_ended_is_said_by_the_name_of_its_signal() -> None:
+    assert how_it_ended(-9) == "was killed by SIGKILL"
+    assert how_it_ended(3) == "ended with exit status 3"
+
+
+def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    (tmp_path / "server-data").write_text("no folder")
+    with pytest.raises(ServerError, match=r"ended with exit status 2; the end of its log .*File "):
+        server.start()
