@@ -85,10 +85,11 @@ class Display:
             waiting = f"{history.depths[-1].waiting:,}" if history.depths else ""
             mean = "" if update.staleness is None else f"{update.staleness:.1f}"
             most = "" if update.max_staleness is None else f"{update.max_staleness}"
-            self.say(
+            row = (
                 f"{seconds:>8}   {update.version:6d}   {reward:>6}   {update.accuracy:6.1%}   "
                 f"{waiting:>7}   {mean:>6} {most:>2}"
             )
+            self.say(row.rstrip())
 
     def finish(self, history: History) -> None:
         """Fill the bar: it is enough."""

@@ -86,7 +86,7 @@ class Runner:
                 self._ranks.start()
                 self._workers.start()
                 display.explain()
-                self._watch(display, observer)
+                self._watch(display, client, observer)
                 self._ranks.join()
                 self._workers.join()
                 display.finish(self._history)
@@ -98,7 +98,7 @@ class Runner:
             self._workers.kill()
         return self._outcome(stored)
 
-    def _watch(self, display: Display, observer: Client) -> None:
+    def _watch(self, display: Display, client: Client, observer: Client) -> None:
         """Follow the training until the trainer ends."""
         begin_time = time.monotonic()
         while True:
@@ -110,7 +110,7 @@ class Runner:
                 self._history.verdict = news
             elif news is not None:
                 self._note_update(news, display)
-            self._kill_what_is_due(display, observer)
+            self._kill_what_is_due(display, client)
             self._note_depth(observer)
             self._ranks.check()
             self._workers.check()
@@ -151,18 +151,18 @@ class Runner:
             )
         display.show(update, history)
 
-    def _kill_what_is_due(self, display: Display, observer: Client) -> None:
+    def _kill_what_is_due(self, display: Display, client: Client) -> None:
         done = self._history.version / self._settings.num_updates
         if self._history.verdict is not None:
             return
         if self._planned == ["server", "trainer"] and done >= KILL_SERVER_AFTER:
-            self._kill_server(display, observer)
+            self._kill_server(display, client)
         elif self._planned == ["trainer"] and done >= KILL_TRAINER_AFTER:
             self._kill_trainer(display)
 
-    def _kill_server(self, display: Display, observer: Client) -> None:
+    def _kill_server(self, display: Display, client: Client) -> None:
         display.say("server: killed (SIGKILL); workers and trainer are not told")
-        self._note_stats(observer)
+        self._note_stats(client)
         self._server.kill()
         kill = self._note_kill("server")
         self._num_stale_units = 0
