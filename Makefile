@@ -3,6 +3,8 @@
 PYTHON ?= python3
 # Arguments for the command behind a target, e.g. make run ARGS="--port 6000".
 ARGS ?=
+# What make run installs: server, gpu (with torch), or run: gpu where there is an NVIDIA GPU.
+PROFILE ?= run
 DEMO_MODULE ?= examples.demo
 BENCH_MODULE ?= benchmarks.compare
 BENCH_ADVANTAGES_MODULE ?= benchmarks.advantages
@@ -10,12 +12,12 @@ BENCH_ADVANTAGES_MODULE ?= benchmarks.advantages
 RUN := .venv/bin/python -m
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long lint format sync proto demo bench bench-peers bench-setup bench-advantages bench-saturation bench-scale bench-growth chaos soak fuzz install-server install-dev clean
+.PHONY: help run test test-long lint format sync proto demo bench bench-peers bench-setup bench-advantages bench-saturation bench-scale bench-growth chaos soak fuzz install-run install-demo install-dev clean
 
 help: ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile
 
-run: install-server ## Start the server on 127.0.0.1:50051, data in ./data, metrics on 127.0.0.1:9464.
+run: install-run ## Start the server on 127.0.0.1:50051, data in ./data, metrics on 127.0.0.1:9464.
 	@exec $(RUN) experience_buffer_server serve $(ARGS)
 
 test: lint ## Check style, types and contract, then run all tests.
@@ -41,7 +43,7 @@ sync: install-dev ## Generate the sync client from the async one, after a change
 
 proto: install-dev ## Generate the Python code after a change in proto/ (run and test do so too).
 
-demo: install-dev ## Train a small model through a server; DEMO_KILL=1 kills it and the trainer, ARGS=--keep keeps it.
+demo: install-demo ## Train a small model through a server; DEMO_KILL=1 kills it and the trainer, ARGS=--keep keeps it.
 	@exec $(RUN) $(DEMO_MODULE) $(if $(filter-out 0,$(DEMO_KILL)),--kill) $(ARGS)
 
 bench: install-dev ## Measure throughput and latency of this server alone, then what each push costs.
@@ -76,8 +78,11 @@ fuzz: install-dev ## Give every reader a million hostile inputs; ARGS="push --ru
 	@$(RUN) tests.fuzz.install
 	@exec $(RUN) tests.fuzz $(ARGS)
 
-install-server:
-	@$(PYTHON) scripts/install.py server
+install-run:
+	@$(PYTHON) scripts/install.py $(PROFILE)
+
+install-demo:
+	@$(PYTHON) scripts/install.py demo
 
 install-dev:
 	@$(PYTHON) scripts/install.py dev

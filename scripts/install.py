@@ -1,8 +1,8 @@
 """Create `.venv` and install the project into it when what it installs from has changed.
 
 Needs the standard library only: it runs under the system's Python, before anything is installed.
-Called by the Makefile as `python3 scripts/install.py server|dev`. What was installed is recorded
-in a stamp file, so that a second call neither runs pip nor touches the network.
+Called by the Makefile with what is to be installed. That is recorded in a stamp file, so that a second
+call neither runs pip nor touches the network.
 """
 
 from __future__ import annotations
@@ -17,9 +17,18 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 WHEELHOUSE = VENV / "wheelhouse"
 GENERATED = ROOT / "client" / "experience_buffer" / "v1" / "service_pb2.py"
+DEVICES = Path("/dev")
+WSL_DRIVER = Path("/usr/lib/wsl/lib/libcuda.so.1")
 MINIMUM_PYTHON = (3, 11)
-PROFILES = ("server", "dev")
-"""Ordered: each profile is an extra that contains the ones before it."""
+PROFILES = {
+    "server": "the server, without torch: half a minute and 400 MB",
+    "gpu": "the server, and torch for the GPU: minutes and gigabytes",
+    "demo": "the server, torch, which its model learns with, and matplotlib: a minute or two",
+    "dev": "the server, torch, and what the tests need: a few minutes",
+}
+"""What is installed, in words. Ordered: each profile is an extra that contains the ones before it."""
+RUN = "run"
+"""In place of a profile: what `make run` needs on this machine."""
 
 
 def digest() -> str:
@@ -41,10 +50,21 @@ def stamp(profile: str) -> Path:
 
 def is_installed(profile: str, wanted: str) -> bool:
     """True if `profile`, or one that contains it, is installed as `wanted` says."""
-    candidates = [stamp(name) for name in PROFILES[PROFILES.index(profile) :]]
+    names = list(PROFILES)
+    candidates = [stamp(name) for name in names[names.index(profile) :]]
     return GENERATED.exists() and any(
         path.exists() and path.read_text(encoding="utf-8") == wanted for path in candidates
     )
+
+
+def run_profile() -> str:
+    """What the server needs here: torch where there is an NVIDIA GPU to compute advantages on."""
+    return "gpu" if has_nvidia_gpu() else "server"
+
+
+def has_nvidia_gpu() -> bool:
+    """Whether there is the device file of one, or the driver that Windows lends to its Linux."""
+    return any(DEVICES.glob("nvidia[0-9]*")) or WSL_DRIVER.exists()
 
 
 def install(profile: str, wanted: str) -> None:
@@ -82,9 +102,7 @@ def fill_wheelhouse(python: Path) -> None:
 
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     extras = settings["project"]["optional-dependencies"]
-    server = settings["project"]["dependencies"] + extras["torch"] + extras["server"]
-    own_name = settings["project"]["name"]
-    server = [text for text in server if not text.startswith(f"{own_name}[")]
+    server = settings["project"]["dependencies"] + extras["server"]
     pip = [str(python), "-m", "pip", "download", "--disable-pip-version-check", "-q"]
     pip += ["-d", str(WHEELHOUSE)]
     subprocess.run([*pip, "-c", "constraints.txt", *server], check=True, cwd=ROOT)
@@ -108,15 +126,23 @@ def main(arguments: list[str]) -> int:
             "Name another one with: make PYTHON=/path/to/python3 ...\n"
         )
         return 1
-    if len(arguments) != 1 or arguments[0] not in PROFILES:
-        sys.stderr.write(f"usage: install.py {'|'.join(PROFILES)}\n")
+    if len(arguments) != 1 or arguments[0] not in (RUN, *PROFILES):
+        sys.stderr.write(f"usage: install.py {'|'.join((RUN, *PROFILES))}\n")
         return 2
+    profile = run_profile() if arguments[0] == RUN else arguments[0]
     wanted = digest()
-    if not is_installed(arguments[0], wanted):
-        try:
-            install(arguments[0], wanted)
-        except subprocess.CalledProcessError as error:
-            return error.returncode
+    if is_installed(profile, wanted):
+        return 0
+    sys.stdout.write(f"Installing into {VENV.name}, once: {PROFILES[profile]}.\n")
+    if arguments[0] == RUN and profile == "gpu":
+        sys.stdout.write(
+            "torch is for the NVIDIA GPU of this machine; make run PROFILE=server leaves it out.\n"
+        )
+    sys.stdout.flush()
+    try:
+        install(profile, wanted)
+    except subprocess.CalledProcessError as error:
+        return error.returncode
     return 0
 
 

@@ -5,6 +5,7 @@ Also the compose file, as far as it can be checked without a container engine.
 
 from __future__ import annotations
 
+import resource
 import shutil
 import time
 import urllib.request
@@ -50,7 +51,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dockerfile.Stage
 def test_it_starts_reports_health_and_stops(image: dockerfile.Stage) -> None:
     port, metrics_port = unused_ports(2)
     # The health check asks the port that the image serves; here that one may be taken.
-    healthcheck = [*image.healthcheck, "--address", f"127.0.0.1:{port}"]
+    healthcheck = [*image.healthcheck, str(metrics_port)]
     assert _run(image, healthcheck) != 0, "healthy before it was started"
     arguments = ["--port", str(port), "--metrics-port", str(metrics_port)]
     server = image.start([*image.entrypoint, *arguments])
@@ -61,6 +62,7 @@ def test_it_starts_reports_health_and_stops(image: dockerfile.Stage) -> None:
             assert time.monotonic() < deadline, "not healthy within 60 s"
         with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics") as answer:
             assert b"experience_buffer_items" in answer.read()
+        assert _cpu_seconds(image, healthcheck) < 0.05, "it is asked every few seconds, for ever"
         server.send_signal(image.stop_signal)
         output = server.communicate(timeout=30)[0]
     finally:
@@ -68,6 +70,18 @@ def test_it_starts_reports_health_and_stops(image: dockerfile.Stage) -> None:
         server.communicate()
     assert server.returncode == 0, output
     assert any((image.root / "data").iterdir()), "nothing was stored in the volume"
+
+
+def test_it_holds_no_library_of_cuda(image: dockerfile.Stage) -> None:
+    installed = {path.name for path in image.root.glob("usr/local/lib/python*/site-packages/*")}
+    assert "experience_buffer_server" in installed
+    assert installed.isdisjoint({"torch", "nvidia", "triton"})
+
+
+def test_what_servers_compile_is_compiled_in_the_image(image: dockerfile.Stage) -> None:
+    kept = {path.name for path in image.root.glob("var/cache/experience-buffer/**/*.nbi")}
+    assert any(name.startswith("cpu_kernels.spread-") for name in kept)
+    assert any(name.startswith("scan.") for name in kept)
 
 
 def test_it_refuses_an_open_port_unless_told(image: dockerfile.Stage) -> None:
@@ -107,7 +121,34 @@ def test_compose_names_what_exists_and_publishes_on_loopback(image: dockerfile.S
     assert server["volumes"] == [f"data:{image.volumes[0]}"]
 
 
+def test_compose_starts_each_service_when_what_it_reads_from_is_healthy(
+    image: dockerfile.Stage,
+) -> None:
+    services = yaml.safe_load((DOCKER / "compose.yaml").read_text(encoding="utf-8"))["services"]
+    assert image.healthcheck
+    waits = {name: service["depends_on"] for name, service in services.items() if name != "server"}
+    assert {name: list(wait) for name, wait in waits.items()} == {
+        "prometheus": ["server"], "grafana": ["prometheus"],
+    }  # fmt: skip
+    for wait in waits.values():
+        for name, how in wait.items():
+            assert how == {"condition": "service_healthy"}
+            assert name == "server" or services[name]["healthcheck"]["test"][0] == "CMD"
+
+
 def _run(image: dockerfile.Stage, command: list[str]) -> int:
     process = image.start(command)
     process.communicate(timeout=30)
     return process.returncode
+
+
+def _cpu_seconds(image: dockerfile.Stage, command: list[str]) -> float:
+    """Of a command that succeeds, and of whatever it starts."""
+
+    def spent() -> float:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
+    before = spent()
+    assert _run(image, command) == 0
+    return spent() - before

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import tomllib
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from scripts import install
 
@@ -28,16 +32,90 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def test_dev_contains_server(root: Path) -> None:
-    install.stamp("dev").write_text(install.digest(), encoding="utf-8")
-    assert install.main(["server"]) == 0
-    assert install.main(["dev"]) == 0
+@pytest.mark.parametrize("installed", install.PROFILES)
+@pytest.mark.parametrize("wanted", install.PROFILES)
+def test_a_profile_contains_those_before_it(root: Path, installed: str, wanted: str) -> None:
+    """What is there isn't installed again, and what is missing would be."""
+    install.stamp(installed).write_text(install.digest(), encoding="utf-8")
+    order = list(install.PROFILES)
+    contains = order.index(installed) >= order.index(wanted)
+    assert (install.main([wanted]) == 0) is contains
 
 
-def test_server_does_not_contain_dev(root: Path) -> None:
-    install.stamp("server").write_text(install.digest(), encoding="utf-8")
-    assert install.main(["server"]) == 0
-    assert install.main(["dev"]) != 0
+def test_profiles_are_extras_that_contain_one_another() -> None:
+    """As pip will see it: what is in one is in those after it."""
+    path = install.ROOT / "pyproject.toml"
+    extras = tomllib.loads(path.read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    order = [_needs(profile, extras) for profile in install.PROFILES]
+    for smaller, larger in pairwise(order):
+        assert smaller < larger
+    server, gpu, demo, dev = order
+    assert "torch" not in server
+    assert "torch" in gpu
+    assert "matplotlib" in demo
+    assert demo.isdisjoint({"pytest", "mypy", "ruff", "hypothesis"}), "what only developers need"
+    assert "pytest" in dev
+
+
+def _needs(extra: str, extras: dict[str, list[str]]) -> set[str]:
+    names: set[str] = set()
+    for requirement in map(Requirement, extras[extra]):
+        if requirement.name == "experience-buffer":
+            names |= set().union(*(_needs(other, extras) for other in requirement.extras))
+        else:
+            names.add(requirement.name)
+    return names
+
+
+@pytest.mark.parametrize(
+    ("there", "profile"),
+    [
+        ([], "server"),
+        (["dev/nvidiactl", "dev/nvidia-uvm"], "server"),
+        (["dev/nvidia0"], "gpu"),
+        (["dev/nvidia7"], "gpu"),
+        (["libcuda"], "gpu"),
+    ],
+)
+def test_run_takes_torch_where_there_is_a_gpu(
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    there: list[str],
+    profile: str,
+) -> None:
+    (root / "dev").mkdir()
+    for name in there:
+        (root / name).touch()
+    monkeypatch.setattr(install, "DEVICES", root / "dev")
+    monkeypatch.setattr(install, "WSL_DRIVER", root / "libcuda")
+    asked: list[str] = []
+    monkeypatch.setattr(install, "install", lambda profile, wanted: asked.append(profile))
+    assert install.main(["run"]) == 0
+    assert asked == [profile]
+    said = capsys.readouterr().out
+    assert f"Installing into .venv, once: {install.PROFILES[profile]}." in said
+    assert ("make run PROFILE=server leaves it out" in said) is (profile == "gpu")
+
+
+@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["server", "dev"]])
+def test_what_can_be_installed_is_said(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert install.main(arguments) == 2
+    assert capsys.readouterr().err == "usage: install.py run|server|gpu|demo|dev\n"
+
+
+def test_make_installs_what_each_target_needs() -> None:
+    """Nothing is installed that the target's command doesn't use."""
+    text = (install.ROOT / "Makefile").read_text(encoding="utf-8")
+    needs = dict(re.findall(r"^([a-z-]+): (install-[a-z]+)", text, re.MULTILINE))
+    assert needs["run"] == "install-run"
+    assert needs["demo"] == "install-demo"
+    recipes = dict(re.findall(r"^(install-[a-z]+):\n\t@(.+)$", text, re.MULTILINE))
+    assert recipes["install-demo"].endswith("scripts/install.py demo")
+    assert recipes["install-run"].endswith("scripts/install.py $(PROFILE)")
+    assert re.search(r"^PROFILE \?= run$", text, re.MULTILINE)
 
 
 def test_missing_generated_code_is_not_installed(root: Path) -> None:
