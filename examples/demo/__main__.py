@@ -20,7 +20,7 @@ from examples.demo.settings import DemoSettings
 NEEDED = ("torch", "rich", "grpc_health", "experience_buffer_server")
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it."""
-CURE = "`make demo` installs what it needs, or: .venv/bin/pip install -e '.[dev]'"
+CURE = "`make demo` installs what it needs"
 
 
 def main() -> int:

@@ -5,6 +5,8 @@ That examples do what the pages say is tested page by page, which `RUN_BY` names
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,10 @@ from pathlib import Path
 import pytest
 import typer
 
+import experience_buffer
+from experience_buffer import Batch, Client, SampleStream, Writer, collation
+from experience_buffer.dataset import ExperienceDataset
+from experience_buffer.packed import PackedBatch
 from experience_buffer_server.commands import cli
 from experience_buffer_server.settings.server import load_settings
 
@@ -25,7 +31,7 @@ RUN_BY = {
     "datasets.md": "integration/test_datasets_docs.py",
     "delivery.md": "integration/test_delivery_docs.py",
     "estimators.md": "unit/advantages/test_docs.py",
-    "experiences.md": "unit/client/test_prompt.py",
+    "experiences.md": "unit/client/test_experiences_docs.py",
     "packed.md": "unit/client/packed/test_packed.py",
     "snapshots.md": "integration/test_snapshot_docs.py",
 }
@@ -114,6 +120,29 @@ def test_commands_and_their_options_exist(page: Path) -> None:
         name = max((one for one in commands if line.startswith(one)), key=len)
         options = set(re.findall(r"--[a-z][a-z-]*", line))
         assert options <= commands[name], f"{page.name}: experience-buffer {line}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_calls_within_sentences_name_arguments_that_exist(page: Path) -> None:
+    for code in re.findall(r"`([^`]+)`", _outside_of_code(page)):
+        try:
+            tree = ast.parse(re.sub(r",? ?\.\.\.,?", "", " ".join(code.split())))
+        except SyntaxError:
+            continue  # A file, a metric, TOML: no Python.
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            name = call.func.attr if isinstance(call.func, ast.Attribute) else None
+            name = call.func.id if isinstance(call.func, ast.Name) else name
+            given = {keyword.arg for keyword in call.keywords if keyword.arg}
+            takes = _arguments(name or "")
+            assert not takes or any(given <= names for names in takes), f"{page.name}: {code}"
+
+
+def _arguments(name: str) -> list[set[str]]:
+    """The arguments of everything public of that name that has any; none where there is no such thing."""
+    owners = (Client, Batch, Writer, SampleStream, ExperienceDataset, PackedBatch)
+    places = (experience_buffer, collation, *owners)
+    found = [getattr(place, name) for place in places if name and hasattr(place, name)]
+    return [set(inspect.signature(each).parameters) for each in found if callable(each)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -92,10 +91,3 @@ def test_a_payload_that_does_not_say_it_is_read_as_trinity_reads_it() -> None:
     del item.meta["prompt_length"]
     (read,) = trxp.decode(bytes(item.encode()))
     assert read.prompt_length == 1
-
-
-def test_the_page_on_experiences_shows_them() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "experiences.md").read_text("utf-8")
-    code = page.split("```python")[1].split("```")[0]
-    lines = [line for line in code.splitlines() if line.startswith("Experience(")]
-    assert [eval(line).prompt_length for line in lines] == [3] * 4
