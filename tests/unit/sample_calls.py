@@ -73,7 +73,13 @@ def calling(
     held: list[Hold] = [] if holds is None else holds
     request = service_pb2.SampleRequest(**_asked(**fields))
     task = asyncio.create_task(
-        sample(backend, request, timeout_seconds=seconds, until_sent=held.append)
+        sample(
+            backend,
+            request,
+            timeout_seconds=seconds,
+            until_sent=held.append,
+            leased=lambda *_: None,
+        )
     )
 
     def ended(_: object) -> None:

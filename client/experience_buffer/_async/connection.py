@@ -14,8 +14,8 @@ from experience_buffer._async.primitives import Closing, is_cancelling
 from experience_buffer._messages import calls, push_bytes
 from experience_buffer._transport import channel as _channel
 from experience_buffer._transport.retry import Attempts
-from experience_buffer._transport.settings import ClientSettings, closed_error
-from experience_buffer.errors import ExperienceBufferError
+from experience_buffer._transport.settings import GIVE_UP_SECONDS, ClientSettings, closed_error
+from experience_buffer.errors import DeadlineExceededError, ExperienceBufferError
 
 T = TypeVar("T")
 
@@ -30,14 +30,19 @@ class AsyncConnection(Closing, ClientSettings):
         self._stopped = asyncio.Event()
         """Set by `close`, for those who wait in that loop."""
         self._closed = False
+        self._leasing: list[calls.Call[int]] = []
+        """What gives up each call under way that leases."""
+        self._telling: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
         """Close the connection; calls under way are cancelled. Idempotent."""
         self._closed = True
-        channel, self._channel, self._stub = self._channel, None, None
+        channel = self._channel
         if channel is not None and self._loop is asyncio.get_running_loop():
             self._stopped.set()
+            await self._give_up_all()
             await channel.close()
+        self._channel = self._stub = None
 
     @property
     def _is_closed(self) -> bool:
@@ -79,6 +84,45 @@ class AsyncConnection(Closing, ClientSettings):
                 await asyncio.wait_for(self._stopped.wait(), delay)
             if self._closed:
                 raise closed_error("client") from failure
+
+    async def _run_unless_given_up(
+        self, call: calls.Call[T], give_up: calls.Call[int], timeout: float
+    ) -> T:
+        """Run a call that leases; where nobody gets its answer, the server is told."""
+        self._leasing.append(give_up)
+        try:
+            return await self._run(call, timeout)
+        except ExperienceBufferError as error:
+            if isinstance(error, DeadlineExceededError):
+                self._tell(give_up)
+            raise
+        except BaseException:
+            self._tell(give_up)
+            raise
+        finally:
+            self._leasing.remove(give_up)
+
+    def _tell(self, give_up: calls.Call[int]) -> None:
+        """Let the server know of a call that was given up, beside whatever comes next."""
+        if self._stub is None:
+            return  # Nothing was sent, or `close` has told of it.
+        telling = asyncio.get_running_loop().create_task(self._told(self._stub, give_up))
+        self._telling.add(telling)
+        telling.add_done_callback(self._telling.discard)
+
+    async def _told(self, stub: Any, give_up: calls.Call[int]) -> None:
+        # Else it has ended with the call, or will at the end of its lease.
+        with contextlib.suppress(grpc.RpcError):
+            await getattr(stub, give_up.method)(
+                give_up.request, timeout=GIVE_UP_SECONDS, metadata=self._metadata
+            )
+
+    async def _give_up_all(self) -> None:
+        """Before the channel is closed: let the server know of calls that are under way."""
+        for give_up in self._leasing:
+            self._tell(give_up)
+        if self._telling:
+            await asyncio.wait(set(self._telling), timeout=GIVE_UP_SECONDS)
 
     def _open(self, method: str, requests: AsyncIterator[Any] | None) -> Any:
         """Open a stream; without a deadline, since keepalive finds a dead server."""

@@ -107,7 +107,8 @@ class AsyncTransferVerbs(AsyncDeliveryVerbs):
     ) -> AsyncBatch:
         """Lease one batch, waiting for it.
 
-        An empty batch is not an error: it is falsy, and its `shortfall` says what was missing.
+        An empty batch is not an error: it is falsy, and its `shortfall` says what was missing. Of a
+        call that is cancelled or interrupted nothing stays leased.
 
         Args:
             batch_size: Units wanted: experiences or groups, by the consumer's configuration.
@@ -133,12 +134,9 @@ class AsyncTransferVerbs(AsyncDeliveryVerbs):
         # Of any kind: a wrong value is the request's to refuse.
         part = (str(buffer), str(consumer), str(rank))
         shared = delivery_calls.rank_of(rank, world_size, self._parts.get(part, 0))
-        # Safe to repeat: a batch whose response was lost is offered again when its lease expires, and
-        # a rank that asks again gets the same part.
-        fields = await self._call(
-            "Sample",
-            delivery_calls.sampled,
-            timeout=wait_seconds + self._timeout,
+        # Safe to repeat: a batch whose response was lost is offered again when the call comes again,
+        # and a rank that asks again gets the same part.
+        call, give_up = delivery_calls.sample(
             buffer=buffer,
             consumer=consumer,
             batch_size=batch_size,
@@ -148,6 +146,7 @@ class AsyncTransferVerbs(AsyncDeliveryVerbs):
             format=FORMAT.number(format, "format"),
             **delivery_calls.given(rank_of=shared),
         )
+        fields = await self._run_unless_given_up(call, give_up, wait_seconds + self._timeout)
         whose = shared.rank if shared else None
         batch = AsyncBatch(client=self, buffer=buffer, consumer=consumer, rank=whose, **fields)
         if batch.rank is not None and batch.lease_id:

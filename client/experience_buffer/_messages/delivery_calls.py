@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any, Final, TypeAlias
 
 from experience_buffer._codec import memory
 from experience_buffer._messages import convert, sample_bytes
-from experience_buffer._messages.calls import Call, build, call_of
+from experience_buffer._messages.calls import Call, build, call_of, number
 from experience_buffer.errors import InvalidRequestError
 from experience_buffer.v1 import service_pb2 as pb
 from experience_buffer.v1 import types_pb2
@@ -51,6 +52,19 @@ def rank_of(
 def given(**fields: Any) -> dict[str, Any]:
     """The fields that aren't None."""
     return {field: value for field, value in fields.items() if value is not None}
+
+
+def sample(**fields: Any) -> tuple[Call[dict[str, Any]], Call[int]]:
+    """A call that samples, and what tells the server that nobody waits for its answer any more.
+
+    Raises:
+        InvalidRequestError: A value has the wrong type or sign.
+    """
+    call_id = secrets.randbits(63) | 1
+    call = call_of("Sample", sampled, call_id=call_id, **fields)
+    parse = number("num_experiences")
+    give_up = call_of("Nack", parse, buffer=fields["buffer"], call_id=call_id, unread=True)
+    return call, give_up
 
 
 def sampled(received: sample_bytes.Received[pb.SampleResponse]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Written by hand: here there is a channel per process, in `_async/connection.py` 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -16,8 +17,8 @@ from experience_buffer._messages import calls, push_bytes
 from experience_buffer._sync.primitives import Closing
 from experience_buffer._transport import channel as _channel
 from experience_buffer._transport.retry import Attempts
-from experience_buffer._transport.settings import ClientSettings, closed_error
-from experience_buffer.errors import ExperienceBufferError
+from experience_buffer._transport.settings import GIVE_UP_SECONDS, ClientSettings, closed_error
+from experience_buffer.errors import DeadlineExceededError, ExperienceBufferError
 
 T = TypeVar("T")
 _INHERITED: Final[list[object]] = []
@@ -33,9 +34,14 @@ class Connection(Closing, ClientSettings):
         self._channel: grpc.Channel | None = None
         self._stub: Any = None
         self._pid = 0
+        self._leasing: list[calls.Call[int]] = []
+        """What gives up each call under way that leases."""
 
     def close(self) -> None:
         """Close the connection; calls under way are cancelled. Idempotent."""
+        if self._pid == os.getpid():
+            for give_up in list(self._leasing):
+                self._tell(give_up)
         self._stopped.set()
         with self._lock:
             channel, self._channel, self._stub = self._channel, None, None
@@ -72,6 +78,29 @@ class Connection(Closing, ClientSettings):
                 failure = error
             if self._stopped.wait(attempts.delay_after(failure, idempotent=call.idempotent)):
                 raise closed_error("client") from failure
+
+    def _run_unless_given_up(
+        self, call: calls.Call[T], give_up: calls.Call[int], timeout: float
+    ) -> T:
+        """Run a call that leases; where nobody gets its answer, the server is told."""
+        self._leasing.append(give_up)
+        try:
+            return self._run(call, timeout)
+        except ExperienceBufferError as error:
+            if isinstance(error, DeadlineExceededError):
+                self._tell(give_up)
+            raise
+        except BaseException:
+            self._tell(give_up)
+            raise
+        finally:
+            self._leasing.remove(give_up)
+
+    def _tell(self, give_up: calls.Call[int]) -> None:
+        """Let the server know of a call that was given up."""
+        # Else it has ended with the call, or will at the end of its lease.
+        with contextlib.suppress(grpc.RpcError, ExperienceBufferError):
+            self._begin(give_up.method, give_up.request, timeout=GIVE_UP_SECONDS)
 
     def _open(self, method: str, requests: Iterator[Any]) -> Any:
         """Open a stream; without a deadline, since keepalive finds a dead server."""

@@ -14,6 +14,8 @@ from experience_buffer.errors import CallCancelledError, ExperienceBufferError, 
 from experience_buffer.options import ClientOptions, TlsOptions
 
 _MOST_SECONDS: Final = 366 * 86_400.0
+GIVE_UP_SECONDS: Final = 1.0
+"""To let the server know of a call that nobody waits for any more."""
 
 
 class ClientSettings:

@@ -33,6 +33,7 @@ async def sample(
     *,
     timeout_seconds: float,
     until_sent: Callable[[Hold], None],
+    leased: Callable[[Buffer, Lease], None],
 ) -> bytes:
     """Lease one batch and read it.
 
@@ -44,6 +45,7 @@ async def sample(
         request: What is asked for.
         timeout_seconds: For how long it may wait.
         until_sent: Takes what is to be released once the response is sent, or never will be.
+        leased: Is told of the lease that the response has.
 
     Returns:
         A `SampleResponse` as it goes over the wire.
@@ -77,6 +79,7 @@ async def sample(
                 shortfall=shortfall, policy_version=buffer.policy_version
             ).SerializeToString()
         else:
+            leased(buffer, lease)
             return answer.data
 
 

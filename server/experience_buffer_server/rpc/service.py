@@ -19,6 +19,7 @@ from experience_buffer_server.rpc.gateway import Backend
 from experience_buffer_server.rpc.push_codec import write_push
 from experience_buffer_server.rpc.push_stream import PushSession, policy_versions
 from experience_buffer_server.rpc.sample_call import sample
+from experience_buffer_server.rpc.sample_calls import SampleCall, SampleCalls
 from experience_buffer_server.rpc.sample_stream import SampleSession
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.callers import caller_of, current_caller
@@ -36,6 +37,7 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
+        self._calls = SampleCalls()
         self._started = time.monotonic()
 
     # Pushes don't come and go as messages, which the stubs ask for: see `push_codec`.
@@ -73,12 +75,15 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
         if remaining is not None:
             # Answer before the client's deadline: a batch that comes after it is lost to its lease.
             timeout = min(timeout, max(remaining - 0.1, 0.0))
-        return await sample(
-            self._backend,
-            request,
-            timeout_seconds=timeout,
-            until_sent=functools.partial(_until_sent, context),
-        )
+        with self._calls.entered(request.buffer, request.call_id) as call:
+            _give_up_with(context, call)
+            return await sample(
+                self._backend,
+                request,
+                timeout_seconds=timeout,
+                until_sent=functools.partial(_until_sent, context),
+                leased=call.leased,
+            )
 
     def SampleStream(
         self, request_iterator: AsyncIterator[service_pb2.SampleStreamRequest], context: Context
@@ -104,6 +109,9 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
     ) -> service_pb2.NackResponse:
         """End a lease: offered again."""
         buffer = self._backend.buffer(request.buffer)
+        if request.call_id:
+            num_experiences = self._calls.give_up(request.buffer, request.call_id)
+            return service_pb2.NackResponse(num_experiences=num_experiences)
         count = await buffer.nack(
             request.lease_id, reason=request.reason[:MAX_NOTE], unread=request.unread
         )
@@ -283,6 +291,18 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
         """All buffers that the caller may see, by name."""
         covers = current_caller().covers
         return [buffer for buffer in self._backend.registry.all() if covers(buffer.name)]
+
+
+def _give_up_with(context: Context, call: SampleCall) -> None:
+    """Offer again what a call has leased if it is cancelled, or cut off, before its answer has left."""
+
+    def ended(ended: Any) -> None:
+        if ended.cancelled():
+            call.take_back()
+
+    # As below.
+    callback: Any = ended
+    context.add_done_callback(callback)
 
 
 def _until_sent(context: Context, hold: Hold) -> None:

@@ -33,12 +33,19 @@ RETURNED: Final = (
     "the batch was returned before it was sent: its consumer was rewound or changed; ask again"
 )
 ReturnReason = Literal[
-    "nacked", "expired", "stream_closed", "consumer_removed", "rewound", "undeliverable", "unread"
+    "nacked",
+    "expired",
+    "stream_closed",
+    "consumer_removed",
+    "rewound",
+    "undeliverable",
+    "unread",
+    "cancelled",
 ]
 """Why a lease ended without an ack; a label of the metrics."""
 _BLAMED: Final = frozenset({"nacked", "expired", "stream_closed"})
 """Reasons that may be the experiences' fault: they count towards `max_deliveries`."""
-_UNSEEN: Final = frozenset({"undeliverable", "unread"})
+_UNSEEN: Final = frozenset({"undeliverable", "unread", "cancelled"})
 """Reasons of leases that nobody has looked at: they come for the first time, not again."""
 
 
@@ -122,11 +129,12 @@ class Leasing:
             if meanwhile is not None:
                 await meanwhile(lease)
             await granting
-        except BaseException:
+        except BaseException as error:
             # Nobody will hear of it: its units would wait for its expiry. But a shared one that is
             # stored may have been given to another rank.
             if not (lease.world_size and lease.is_stored):
-                self.give_back([lease.id], "undeliverable")
+                is_over = isinstance(error, asyncio.CancelledError)
+                self.give_back([lease.id], "cancelled" if is_over else "undeliverable")
             raise
         return lease
 
@@ -172,8 +180,8 @@ class Leasing:
     def give_back(self, lease_ids: Iterable[int], reason: ReturnReason) -> None:
         """Give back those of the leases that are still open; for a stream that has ended.
 
-        Of an `undeliverable` lease nothing was sent, and one that is `unread` nobody has looked at:
-        they don't count as deliveries.
+        Of an `undeliverable` lease nothing was sent, one that is `unread` nobody has looked at, and of one
+        that is `cancelled` nobody waits for the answer: they don't count as deliveries.
         """
         for lease_id in lease_ids:
             lease = self._state.leases.find(lease_id)
