@@ -170,16 +170,21 @@ _MODULES: Final = {name: module for module, names in _NAMES.items() for name in 
 
 
 def __getattr__(name: str) -> Any:
-    from importlib import import_module, metadata, util
-
+    # Each where it is needed: some take as long as all of the client's values.
     if name == "__all__":
+        from importlib import util
+
         # Type checkers go by the imports above. A dataset is a class of torch's.
         has_torch = util.find_spec("torch") is not None
         return sorted(_MODULES if has_torch else _MODULES.keys() - {"ExperienceDataset"})
     if name == "__version__":
+        from importlib import metadata
+
         return metadata.version("experience-buffer")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
     value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     globals()[name] = value
     return value

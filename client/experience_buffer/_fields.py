@@ -183,7 +183,7 @@ class ExtraField:
         def __get__(self, experience: Any, owner: type) -> Any: ...
 
     def __set__(self, experience: Any, value: Mapping[str, TensorLike] | None) -> None:
-        experience.__dict__["extra"] = _tensors(value or {}, "extra", _EXTRA_RULES)
+        experience.__dict__["extra"] = _tensors(value or None, "extra", _EXTRA_RULES)
 
 
 class ImagesField:
@@ -205,7 +205,11 @@ class ImagesField:
 _EXTRA_RULES: Final = {name: RULES[name] for name in EXTRA_INPUTS}
 
 
-def _tensors(value: Mapping[str, TensorLike], attribute: str, rules: Mapping[str, Rule]) -> Tensors:
+def _tensors(
+    value: Mapping[str, TensorLike] | None, attribute: str, rules: Mapping[str, Rule]
+) -> Tensors:
+    if value is None:
+        return Tensors({}, attribute=attribute, rules=rules)
     if not isinstance(value, Mapping):
         kind = type(value).__name__
         raise refusal(attribute, f"is a {kind}; give a dict of tensors, arrays or lists by name")

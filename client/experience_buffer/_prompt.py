@@ -58,7 +58,8 @@ def tokens_and_prompt(
     if is_dpo:
         return kept, num_tokens
     if prompt_length is not None:
-        return kept, info_value(int, prompt_length, "prompt_length")
+        is_plain = type(prompt_length) is int
+        return kept, prompt_length if is_plain else info_value(int, prompt_length, "prompt_length")
     name, known = (
         ("action_mask", action_mask) if action_mask is not None else ("logprobs", logprobs)
     )

@@ -33,7 +33,14 @@ from collections.abc import Sequence
 from functools import partial
 from operator import index
 
-from experience_buffer._data import framework_collation as framework
+from experience_buffer._dense.convert import require_torch
+
+try:
+    from experience_buffer._data import framework_collation as framework
+except ModuleNotFoundError:
+    require_torch("experience_buffer.collation")
+    raise
+
 from experience_buffer._data.collation_input import Experiences
 from experience_buffer._data.framework_collation import Collate
 from experience_buffer._data.gathering import (

@@ -9,7 +9,13 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypeAlias
 
-from torch.utils.data import IterableDataset, get_worker_info
+from experience_buffer._dense.convert import require_torch
+
+try:
+    from torch.utils.data import IterableDataset, get_worker_info
+except ModuleNotFoundError:
+    require_torch("experience_buffer.dataset")
+    raise
 
 from experience_buffer._data import loader as _loader
 from experience_buffer._data import token_budget as _token_budget

@@ -5,7 +5,6 @@ No I/O and no third-party import lives here.
 
 from __future__ import annotations
 
-import hashlib
 import operator
 import os
 from dataclasses import dataclass, field
@@ -81,6 +80,8 @@ class EID:
             run: The rollout of the task.
             step: The step within the run.
         """
+        import hashlib  # Here, since most make up the suffix and load it for nothing.
+
         named = f"{batch}/{task_in_key(task)}/{run}/{step}".encode("utf-8", "surrogatepass")
         return cls(batch, task, run, step, hashlib.blake2b(named, digest_size=3).hexdigest())
 

@@ -6,6 +6,7 @@ NumPy is imported by what makes arrays, never by importing this module.
 from __future__ import annotations
 
 import sys
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from experience_buffer._codec.safetensors import TensorView
@@ -52,20 +53,25 @@ def array_view(array: NDArray[Any], where: str, rule: Rule) -> TensorView:
     """
     import numpy as np
 
-    if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
-        raise refusal(where, "is a masked array; give one without masked elements")
-    if array.dtype == object:
+    if type(array) is not np.ndarray:
+        if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
+            raise refusal(where, "is a masked array; give one without masked elements")
+        array = np.asarray(array)
+    dtype = array.dtype
+    if dtype.kind == "O":
         return list_view(array.tolist(), where, rule) if array.ndim else _scalar(array, where, rule)
-    code = CODES.get(array.dtype.name)
-    check_dtype(code, f"an array of {array.dtype}", where, rule)
+    code = _code(dtype)
+    if code not in rule.dtypes:
+        check_dtype(code, f"an array of {dtype}", where, rule)
     assert code is not None
     if rule.is_mask and code != "BOOL":
         odd = np.flatnonzero((array != 0) & (array != 1))
         if odd.size:
             value = array.reshape(-1)[odd[0]].item()
             raise wrong_element(value, where, array.shape, int(odd[0]), f"; {rule.wanted}")
-    native = array.astype(array.dtype.newbyteorder("="), order="C", copy=False)
-    flat: Any = np.asarray(native).reshape(-1).view(np.uint8)
+    if not dtype.isnative or not array.flags.c_contiguous:
+        array = array.astype(dtype.newbyteorder("="), order="C", copy=False)
+    flat: Any = array.reshape(-1).view(np.uint8)
     return TensorView(code, array.shape, memoryview(flat))
 
 
@@ -102,6 +108,12 @@ def array_of(view: TensorView) -> NDArray[Any]:
         ) from None
     data = bytearray(view.data) if view.data.readonly else view.data
     return np.frombuffer(data, dtype).reshape(view.shape)
+
+
+@cache
+def _code(dtype: Any) -> str | None:
+    """Of a dtype of NumPy's, whose name takes long to make."""
+    return CODES.get(dtype.name)
 
 
 def _code_of(view: memoryview) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from experience_buffer._codec.safetensors import TensorView
@@ -42,9 +43,7 @@ def kept(value: TensorLike, where: str, rule: Rule) -> Kept:
     if type(value) is TensorView:
         return value
     if _is_tensor(value):
-        from experience_buffer._dense.tensors import check_tensor
-
-        check_tensor(value, where, rule)
+        _tensors().check_tensor(value, where, rule)
         return value
     view = _copied(value, where, rule)
     check_shape(view.shape, where, rule)
@@ -62,9 +61,8 @@ def view_of(kept: Kept, where: str, rule: Rule) -> TensorView:
         return kept
     if is_array(kept):
         return array_view(kept, where, rule)
-    from experience_buffer._dense.tensors import memory_view
-
-    return memory_view(kept)
+    view: TensorView = _tensors().memory_view(kept)
+    return view
 
 
 def integers(kept: Kept) -> list[int]:
@@ -102,6 +100,14 @@ def torch_dtype(name: str) -> Any:
 
 
 @cache
+def _tensors() -> ModuleType:
+    """What handles tensors; imported where there is one."""
+    from experience_buffer._dense import tensors
+
+    return tensors
+
+
+@cache
 def _torch() -> Any:
     """Torch; None where it isn't installed."""
     try:
@@ -116,9 +122,8 @@ def _torch() -> Any:
 @cache
 def _reader() -> Callable[[TensorView], Any]:
     if _torch() is not None:
-        from experience_buffer._dense.tensors import tensor_of
-
-        return tensor_of
+        make: Callable[[TensorView], Any] = _tensors().tensor_of
+        return make
     try:
         import numpy  # noqa: F401
     except ModuleNotFoundError:

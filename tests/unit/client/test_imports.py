@@ -33,7 +33,7 @@ USES = {
         "from experience_buffer import EID, Experience, trxp\n"
         "one = Experience(eid=EID(0, 0), prompt=[1], response=[2, 3], logprobs=(-0.5, -1),\n"
         "    reward=1.0, versions=[3, 3], extra={'x': [[1.5], [2]]})\n"
-        "assert time.process_time() - start < 0.05\n"
+        "assert time.process_time() - start < 0.2\n"  # 0.03 where nothing else runs.
         "assert trxp.encode(trxp.decode(one.serialize())) == one.serialize()",
         [],
     ),
