@@ -17,6 +17,7 @@ except ModuleNotFoundError:
     require_torch("experience_buffer.dataset")
     raise
 
+from experience_buffer import collation
 from experience_buffer._data import loader as _loader
 from experience_buffer._data import token_budget as _token_budget
 from experience_buffer._data.dataset_feed import Feed, LeasedBatch, LeaseTicket
@@ -38,8 +39,9 @@ class ExperienceDataset(IterableDataset[Any]):
     """Batches of one consumer, without end or for a number of steps.
 
     Iterate over it, or give it to a `DataLoader` with `batch_size=None`: its batches are whole
-    already, and a loader that puts several together is refused. It can be pickled. Nothing is connected before the first batch is asked for, and then
-    in the process that asks. One thread at a time uses it.
+    already, and a loader that puts several together is refused. It can be pickled. Nothing is
+    connected before the first batch is asked for, and then in the process that asks. One thread at a
+    time uses it.
 
     With `ack="auto"` it yields what `collate` returns, and a batch is acknowledged, with `step`,
     when the next one is asked for, or by `state_dict`. With `ack="manual"` it yields
@@ -113,6 +115,8 @@ class ExperienceDataset(IterableDataset[Any]):
             raise InvalidRequestError(
                 f"stop_after is {stop_after}; give a number of steps, or None", subject="stop_after"
             )
+        if collate is not None:
+            _check_collate(collate)
         if token_budget is not None:
             _token_budget.check(token_budget)
         self.client = Client(client) if isinstance(client, str) else client
@@ -343,6 +347,23 @@ def _check_ranks(rank: int, world_size: int, num_units: int) -> None:
             f"{num_units} units for {world_size} ranks would leave some without a batch; give "
             "batch_size, and min_batch_size if you give it, at least world_size",
             subject="batch_size",
+        )
+
+
+def _check_collate(collate: Any) -> None:
+    """Check that it is a function, and not one of those that make one."""
+    if not callable(collate):
+        raise InvalidRequestError(
+            f"collate is {collate!r:.80}; give a function of the experiences of a batch, such as "
+            "collation.padded_collate(pad_token_id=0)",
+            subject="collate",
+        )
+    name = getattr(collate, "__name__", "")
+    if name.endswith("_collate") and collate is getattr(collation, name, None):
+        raise InvalidRequestError(
+            f"collate is {name} itself, which makes the function with what it is given: write "
+            f"collate={name}(...)",
+            subject="collate",
         )
 
 

@@ -25,7 +25,7 @@ def as_packed(experiences: Experiences) -> PackedBatch:
         return experiences
     if isinstance(experiences, BatchData):
         return _of_batch(experiences)
-    _check(experiences)
+    check(experiences)
     rows = [
         PackedRow(uid=each.eid.uid, payload=trxp.encode([each]), tensors={}) for each in experiences
     ]
@@ -53,7 +53,12 @@ def _of_batch(batch: BatchData) -> PackedBatch:
     return PackedBatch.parse(bytearray().join(pack(rows)))
 
 
-def _check(experiences: Any) -> None:
+def check(experiences: Any) -> None:
+    """Check that what isn't a batch is a list of experiences.
+
+    Raises:
+        TypeError: It is something else.
+    """
     expected = "a collation function takes a batch, a PackedBatch, or a list of Experience"
     if hasattr(experiences, "eid"):
         raise TypeError(f"{expected}; this is one Experience: put it into a list")

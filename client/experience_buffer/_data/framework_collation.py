@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from experience_buffer._data import beside_tokens
-from experience_buffer._data.collation_input import Experiences, as_packed
+from experience_buffer._data.collation_input import Experiences, as_packed, check
 from experience_buffer._messages.batch_data import BatchData
 from experience_buffer._packed import torch_views
 from experience_buffer._packed.exact import exactly
@@ -185,9 +185,8 @@ def areal(
 
 def trinity(experiences: Experiences, /) -> list[Experience]:
     """Do what `collation.trinity_collate` says."""
-    if isinstance(experiences, PackedBatch | BatchData):
-        return list(experiences)
-    as_packed(experiences)
+    if not isinstance(experiences, PackedBatch | BatchData):
+        check(experiences)
     return list(experiences)
 
 

@@ -40,8 +40,14 @@ def names_of(table: Table, fields: Sequence[str] | None, drop: Collection[str]) 
     """The fields to lay out: those asked for, or the known ones; always the mask.
 
     Raises:
+        InvalidRequestError: `fields` is one text.
         ValueError: Some experiences have a known field and others don't.
     """
+    if isinstance(fields, str):
+        raise InvalidRequestError(
+            f"fields is {fields!r:.80}; give a list of names: fields=[{fields!r:.80}]",
+            subject="fields",
+        )
     if fields is not None:
         has_mask = lacking(table, "action_mask") is None
         return [*dict.fromkeys((*(("action_mask",) if has_mask else ()), *fields))]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from experience_buffer import EID, CustomField, Experience, InvalidRequestError, collation, trxp
 from experience_buffer._codec.item import TENSOR_FIELDS
@@ -504,11 +505,23 @@ def test_entries_have_names_of_their_own(maker: str, form: Callable[..., Any]) -
 def test_one_text_is_no_list_of_names(maker: str, name: str) -> None:
     with pytest.raises(InvalidRequestError, match=rf"{name}=\['reward'\]"):
         MAKERS[maker](**{name: "reward"})
+    with pytest.raises(InvalidRequestError, match=r"fields=\['logprobs'\]"):
+        FORMS["packed"](ROLLOUTS).padded(fields="logprobs")
     with pytest.raises(KeyError, match=r"no column 'rewarts'; there are .*reward"):
         MAKERS[maker](columns=["rewarts"])(ROLLOUTS)
 
 
 # --- what is given
+
+
+def test_a_batch_is_a_dataset_of_experiences(maker: str) -> None:
+    for name in ("packed batch", "trxp batch", "packed"):
+        given: Any = FORMS[name](ROLLOUTS)
+        collate = MAKERS[maker]()
+        loader = DataLoader(given, batch_size=2, collate_fn=collate)
+        first, second = loader
+        assert_same(first, collate(ROLLOUTS[:2]))
+        assert_same(second, collate(ROLLOUTS[2:]))
 
 
 @pytest.mark.parametrize(
@@ -550,10 +563,39 @@ def odd_defaults() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
+def made_of_lists() -> Experience:
+    """An experience whose tensors are lists and numbers yet."""
+    return Experience(
+        eid=EID(0, 0, 0, suffix="c0de"),
+        tokens=[1, 2, 3],
+        prompt_length=1,
+        logprobs=[-0.5, -0.25],
+        values=[0.5, 0.25],
+        versions=[3, 4],
+        multi_modal_inputs={"pixel_values": [[0.5, 1.5]]},
+        extra={"entropy": [0.1, 0.2]},
+        info={"weight": 0.1},
+        custom_fields=FIELDS[:1],
+    )
+
+
 def everything(payload: bytes) -> dict[str, Any]:
     """What the client makes of experiences."""
     experiences = trxp.decode(payload)
     found: dict[str, Any] = {}
+    one = made_of_lists()
+    found["made"] = [collation.padded_collate(pad_token_id=PAD)([one]), one.tokens, one.logprobs]
+    found["made"] += [
+        one.action_mask,
+        *one.extra.values(),
+        *(one.multi_modal_inputs or {}).values(),
+    ]
+    pair = Experience(eid=EID(0, 1), tokens=[1, 2], chosen=[3, 4], rejected=[5])
+    found["halves"] = [
+        each.tokens for each in collation.split_dpo_experience_to_single_turn([pair])
+    ]
+    widths = [{"attention_mask": torch.ones(1, w, dtype=torch.int64, device="cpu")} for w in (2, 3)]
+    found["joined"] = collation.concat([each | {"x": each["attention_mask"]} for each in widths])[0]
     for form in ("list", "packed", "trxp batch"):
         batch = FORMS[form](experiences)
         for maker, make in MAKERS.items():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from experience_buffer import Client, InvalidRequestError, PackedBatch
 from experience_buffer._data import token_budget
 from experience_buffer._packed.select import select
-from experience_buffer.collation import padded_collate
+from experience_buffer.collation import padded_collate, trinity_collate
 from experience_buffer.dataset import ExperienceDataset, LeasedBatch, LeaseTicket
 from experience_buffer.packed import PackedRow
 from tests.unit.client.packed.packed_rows import SINGLES, batches, parsed
@@ -119,6 +119,9 @@ def test_selected_rows_are_laid_out_like_a_batch_of_them() -> None:
         ({"rank": 1, "world_size": 5, "batch_size": 4}, "4 units for 5 ranks"),
         ({"world_size": 3, "batch_size": 7, "min_batch_size": 2}, "2 units for 3 ranks"),
         ({"ack": "later"}, "ack is 'later'"),
+        ({"collate": "padded"}, "collate is 'padded'; give a function"),
+        ({"collate": padded_collate}, r"write collate=padded_collate\(...\)"),
+        ({"collate": trinity_collate}, "collate is trinity_collate itself"),
         ({"stop_after": -3}, "stop_after is -3"),
         ({"prefetch": 0}, "prefetch is 0"),
         ({"max_bytes": -1}, "max_bytes is -1"),
