@@ -10,6 +10,7 @@ from experience_buffer import (
     PushRefusedError,
     Selector,
 )
+from experience_buffer._messages import delivery_calls
 from tests.integration.buffers import create
 from tests.integration.plain import experience, group, groups, uid
 
@@ -28,12 +29,20 @@ def test_updates_change_what_comes_next(client: Client, name: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
-def test_one_bad_priority_keeps_the_whole_call_out(client: Client, name: str, bad: float) -> None:
+def test_one_bad_priority_keeps_no_other_out(
+    client: Client, name: str, bad: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery_calls, "MAX_UPDATES", 2)
     create(client, name, selector="max")
-    client.push(group(0, 2), buffer=name)
-    with pytest.raises(InvalidRequestError, match="finite and at least 0"):
-        client.update_priorities({uid(0, 0): 5.0, uid(0, 1): bad}, buffer=name)
-    assert [client.get(uid(0, run), buffer=name).summary.priority for run in (0, 1)] == [1.0, 1.0]
+    client.push(group(0, 4), buffer=name)
+    priorities = {uid(0, run): bad if run == 1 else 5.0 for run in range(4)}
+    with pytest.raises(
+        InvalidRequestError, match=r"others are set: .*finite and at least 0"
+    ) as error:
+        client.update_priorities(priorities, buffer=name)
+    assert uid(0, 1) in str(error.value)
+    found = [client.get(uid(0, run), buffer=name).summary.priority for run in range(4)]
+    assert found == [5.0, 1.0, 5.0, 5.0]
 
 
 def test_a_uid_has_one_priority(client: Client, name: str) -> None:

@@ -72,5 +72,7 @@ def test_a_released_one_comes_again_with_its_deliveries_forgotten(
     assert (batch.uids, batch.num_deliveries) == ((uid(0, 1),), (1,))
     with pytest.raises(ExperienceNotFoundError, match="isn't quarantined for consumer 'trainer'"):
         client.release_quarantined([uid(0, 1)], buffer=name)
-    assert client.release_quarantined(buffer=name) == 2, "all that are left"
+    with pytest.raises(ExperienceNotFoundError, match="1 units of the others are offered again"):
+        client.release_quarantined([uid(0, 1), "nobody", uid(0, 2)], buffer=name)
+    assert client.release_quarantined(buffer=name) == 1, "all that are left"
     assert client.sample(2, buffer=name).uids == (uid(0, 0), uid(0, 2))

@@ -12,6 +12,7 @@ from experience_buffer._messages.calls import number
 from experience_buffer._messages.convert import reader_of
 from experience_buffer._messages.delivery_calls import Priorities
 from experience_buffer._transport.retry import Deadline
+from experience_buffer.errors import InvalidRequestError
 from experience_buffer.values import PriorityResult, RewindResult, SafeResult
 
 
@@ -166,6 +167,9 @@ class AsyncDeliveryVerbs(AsyncConnection):
                 quarantined for it.
             buffer: The buffer's name.
             consumer: The consumer's name.
+
+        Raises:
+            ExperienceNotFoundError: A named one isn't quarantined; the others are offered again.
         """
         names = [uids] if isinstance(uids, str) else list(uids or ())
         if uids is not None and not names:
@@ -190,8 +194,7 @@ class AsyncDeliveryVerbs(AsyncConnection):
     ) -> PriorityResult:
         """Set priorities, for the selectors that choose by them.
 
-        More than 10,000 go in several requests. Each request is atomic: all of it is set in one
-        commit or, after an error, none; requests before it stay.
+        More than 10,000 go in several requests. What can be set of a request is set in one commit.
 
         Args:
             priorities: By uid, or `(uid, priority, generation)` with the generation of the sampled
@@ -201,15 +204,22 @@ class AsyncDeliveryVerbs(AsyncConnection):
             timeout: Seconds for all of it, retries included; None: the client's.
 
         Raises:
-            InvalidRequestError: An entry is malformed, or a uid is given twice.
+            InvalidRequestError: An entry is malformed, or a uid is given twice: nothing is set. Or a
+                priority is NaN, infinite or below 0: all others are set.
         """
         deadline = Deadline(self._seconds(timeout))
-        return delivery_calls.join_priorities(
-            [
-                await self._run(call, deadline.remaining())
-                for call in delivery_calls.update_priorities(priorities, buffer=buffer)
-            ]
-        )
+        results: list[PriorityResult] = []
+        refused: InvalidRequestError | None = None
+        for call in delivery_calls.update_priorities(priorities, buffer=buffer):
+            try:
+                results.append(await self._run(call, deadline.remaining()))
+            except InvalidRequestError as error:
+                if error.subject != delivery_calls.BAD_PRIORITY:
+                    raise
+                refused = refused or error
+        if refused is not None:
+            raise refused
+        return delivery_calls.join_priorities(results)
 
     def _forget_parts(self, buffer: str, consumer: str) -> None:
         """Forget which shared batches were received: the oldest one that is open comes next."""

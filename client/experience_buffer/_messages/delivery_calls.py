@@ -16,6 +16,8 @@ from experience_buffer.v1 import service_pb2 as pb
 from experience_buffer.v1 import types_pb2
 from experience_buffer.values import PriorityResult
 
+BAD_PRIORITY: Final = "updates.priority"
+"""What an error is about that refuses some priorities: all others are set."""
 MAX_UPDATES: Final = 10_000
 """Priorities in one request."""
 Priorities: TypeAlias = Mapping[str, float] | Iterable[tuple[str, float] | tuple[str, float, int]]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from experience_buffer import errors
+from experience_buffer._messages.delivery_calls import BAD_PRIORITY
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.entries import Entry
 from experience_buffer_server.store.interface import MAX_PRIORITY, Record
@@ -40,10 +41,11 @@ class Updated:
 
 
 async def update_priorities(state: BufferState, updates: Sequence[PriorityUpdate]) -> Updated:
-    """Set the priorities that can be set, all or none of them.
+    """Set the priorities that can be set, in one commit.
 
     Raises:
-        InvalidRequestError: Too many updates, two for one uid, or a priority that is none.
+        InvalidRequestError: Too many updates, or two for one uid: none is set. Or a priority is none, such
+            as NaN: all others are set.
         StoreFullError: They can't be stored; none is set.
     """
     _check(updates)
@@ -51,7 +53,10 @@ async def update_priorities(state: BufferState, updates: Sequence[PriorityUpdate
     # Entries, with their records before and after.
     before: list[tuple[Entry, Record, Record]] = []
     unknown, outdated = [], []
+    bad = [update for update in updates if not 0 <= update.priority < math.inf]
     for update in updates:
+        if not 0 <= update.priority < math.inf:
+            continue
         entry = contents.by_uid(update.uid)
         if entry is None or entry.leaving or not entry.durable or entry.record.tombstone:
             unknown.append(update.uid)
@@ -83,6 +88,12 @@ async def update_priorities(state: BufferState, updates: Sequence[PriorityUpdate
             put_back(error)
             raise
         await state.changes.submit(batch, None, put_back)
+    if bad:
+        raise errors.InvalidRequestError(
+            f"{len(bad)} of {len(updates)} priorities are refused, all others are set: priority "
+            f"{bad[0].priority} of {bad[0].uid!r:.200} must be finite and at least 0",
+            subject=BAD_PRIORITY,
+        )
     return Updated(num_updated=len(before), unknown_uids=unknown, outdated_uids=outdated)
 
 
@@ -105,9 +116,3 @@ def _check(updates: Sequence[PriorityUpdate]) -> None:
         raise errors.InvalidRequestError(
             "a uid is named twice; give each one priority", subject="updates"
         )
-    for update in updates:
-        if not 0 <= update.priority < math.inf:
-            raise errors.InvalidRequestError(
-                f"priority {update.priority} of {update.uid!r:.200} must be finite and at least 0",
-                subject="updates.priority",
-            )

@@ -58,19 +58,28 @@ async def release(
     """Offer quarantined units to their consumer again; none named: all. Returns how many.
 
     Raises:
-        ExperienceNotFoundError: A named one isn't stored, or isn't quarantined.
+        ExperienceNotFoundError: A named one isn't stored, or isn't quarantined; the others are offered.
         InvalidRequestError: Too many are named.
-        WrongStateError: A named one is damaged.
+        WrongStateError: A named one is damaged; the others are offered.
         StoreFullError: It can't be stored; they stay quarantined.
     """
     if len(uids) > _MAX_UIDS:
         raise errors.InvalidRequestError(
             f"{len(uids)} uids are over the limit of {_MAX_UIDS}; split them", subject="uids"
         )
-    keys = set(consumer.quarantined)
+    keys, problems = set(consumer.quarantined), list[errors.ExperienceBufferError]()
     if uids:
-        keys = {_key(state, consumer, uid) for uid in uids}
-    return await _release(state, offers, consumer, sorted(keys))
+        keys = set()
+        for uid in uids:
+            try:
+                keys.add(_key(state, consumer, uid))
+            except (errors.ExperienceNotFoundError, errors.WrongStateError) as problem:
+                problems.append(problem)
+    count = await _release(state, offers, consumer, sorted(keys)) if keys else 0
+    if problems:
+        first, others = problems[0], f"; {count} units of the others are offered again"
+        raise type(first)(str(first) + others, subject=first.subject)
+    return count
 
 
 def _key(state: BufferState, consumer: Consumer, uid: str) -> int:
