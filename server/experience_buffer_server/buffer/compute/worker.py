@@ -263,7 +263,6 @@ def main() -> None:
     """Serve until the server closes the socket."""
     descriptor, spec, wanted, threads, declared = sys.argv[1:]
     parent = Parent(int(descriptor))
-    os.nice(_NICENESS)
     try:
         custom = load_estimators(json.loads(declared))
     except CustomLoadError as error:
@@ -279,6 +278,8 @@ def main() -> None:
     # objects again and again for nothing.
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
+    # Not before: a group may wait for it to start, which takes a second of CPU time once.
+    os.nice(_NICENESS)
     parent.ready(dataclasses.asdict(device))
     # A torch device has nothing left to compile.
     with _warming(int(threads)) if device.name == "cpu" else nullcontext():
