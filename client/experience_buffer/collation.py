@@ -108,7 +108,8 @@ def padded_collate(
         columns: What to add of each experience: columns of a packed batch such as `"reward"` and
             `"staleness"`, tensors of shape [B]; `"uid"`, `"task"`, `"group"`, `"flags"`, and
             metadata such as `"info"` and `"messages"`, lists of B. What a delivery knows, such as the
-            group, a list of experiences doesn't.
+            group, a list of experiences doesn't. Where some have no reward, or no staleness, it takes
+            `"has_reward"` or `"has_staleness"`, too.
         drop: Fields to leave out: names of tensors, `"multi_modal_inputs"`, `"custom_fields"`, or
             destinations of these.
     """

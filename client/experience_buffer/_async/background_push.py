@@ -15,7 +15,7 @@ from experience_buffer._async.reconnecting import AsyncReconnecting
 from experience_buffer._messages import push_split
 from experience_buffer._transport import push_queue
 from experience_buffer._transport.push_memory import PushMemory
-from experience_buffer._transport.settings import closed_error
+from experience_buffer._transport.settings import OfOneProcess, closed_error
 from experience_buffer.errors import ExperienceBufferError, InvalidRequestError, WrongStateError
 from experience_buffer.options import WriterOptions
 from experience_buffer.outcomes import PushOutcome
@@ -31,7 +31,7 @@ LEAVE_SECONDS: Final = 1.0
 """How long whoever leaves a writer's block by an error waits for an outcome."""
 
 
-class AsyncBackgroundPush(Closing):
+class AsyncBackgroundPush(OfOneProcess, Closing):
     """All of an `AsyncWriter` but what becomes of one that nobody closes."""
 
     def __init__(

@@ -149,6 +149,8 @@ class AsyncBatch(BatchData):
 class AsyncPendingAck:
     """An ack that may be under way. It belongs to one event loop.
 
+    Pickled it asks the server again, which is fine: acks are idempotent.
+
     Attributes:
         batch: What is acknowledged.
         step: The training step that used it; None: consumed for good.
@@ -158,6 +160,9 @@ class AsyncPendingAck:
     batch: AsyncBatch
     step: int | None
     wait: Callable[[], Awaitable[int | None]] | None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.batch, self.step, None)
 
     async def result(self) -> int:
         """Wait until the batch is consumed; see `AsyncBatch.ack` for what is returned and raised."""

@@ -10,7 +10,7 @@ import grpc
 from experience_buffer._async.primitives import Closing, Condition, read
 from experience_buffer._async.reconnecting import AsyncReconnecting
 from experience_buffer._messages.calls import build
-from experience_buffer._transport.settings import closed_error
+from experience_buffer._transport.settings import OfOneProcess, closed_error
 from experience_buffer.v1 import service_pb2 as pb
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _METHOD: Final = "WatchPolicyVersion"
 
 
-class AsyncPolicyVersions(Closing):
+class AsyncPolicyVersions(OfOneProcess, Closing):
     """An endless async iterator of policy versions; a context manager whose end ends the call.
 
     The first is the one published now, None before any; then each change, of which a slow reader

@@ -16,7 +16,7 @@ from experience_buffer._messages.calls import number
 from experience_buffer._messages.convert import reader_of
 from experience_buffer._transport import sample_plan
 from experience_buffer._transport.sample_memory import SampleMemory
-from experience_buffer._transport.settings import closed_error
+from experience_buffer._transport.settings import OfOneProcess, closed_error
 from experience_buffer.errors import (
     DeadlineExceededError,
     ExperienceBufferError,
@@ -36,7 +36,7 @@ logger = logging.getLogger("experience_buffer")
 Message: TypeAlias = "sample_bytes.Received[service_pb2.SampleStreamResponse]"
 
 
-class AsyncSampleStream(Closing):
+class AsyncSampleStream(OfOneProcess, Closing):
     """An endless async iterator of batches; a context manager whose end gives back what isn't acked.
 
     It belongs to one event loop; several tasks may share it, each batch goes to one of them. A

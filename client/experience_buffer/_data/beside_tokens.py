@@ -68,7 +68,8 @@ def add(
             a column.
         KeyError: There is no such column.
         ValueError: Experiences have other custom fields than others, or `info` lacks one's source,
-            or its value isn't of the field's dtype.
+            or its value isn't of the field's dtype; or one has no reward or staleness, and the column
+            that says so isn't asked for.
     """
     item_of = cache(packed._item)
     for name, values in _others(packed, {*taken, *drop, "tokens"}).items():
@@ -89,6 +90,8 @@ def add(
                 "delivery: give the batch itself, or let the dataset have format='packed'",
                 subject="columns",
             )
+        if f"has_{name}" in packed._table.columns and f"has_{name}" not in columns:
+            _check_column(packed, name)
         batch[name] = _column(packed, item_of, name, listed)
     return batch
 
@@ -189,6 +192,18 @@ def _plain(value: Any, where: str, name: str) -> Tensor:
             f"{where} is {value!r:.80}; the custom field {name!r} needs a number of at most 64 bits, or a list of such"
         )
     return torch.from_numpy(np.array(array))
+
+
+def _check_column(packed: PackedBatch, name: str) -> None:
+    """Check that all experiences have what a column has a number for in any case."""
+    has = packed.column(f"has_{name}")
+    if not has.all():
+        index = int((~has).nonzero()[0])
+        number = packed.column(name)[index].item()
+        raise ValueError(
+            f"{packed.uids[index]} has no {name}, for which column {name!r} would have {number}: add "
+            f"'has_{name}' to columns, which says who has one, or leave both out"
+        )
 
 
 def _column(

@@ -16,7 +16,7 @@ from experience_buffer._sync.primitives import Closing, Condition, Lock, Worker,
 from experience_buffer._sync.reconnecting import Reconnecting
 from experience_buffer._transport import push_queue
 from experience_buffer._transport.push_memory import PushMemory
-from experience_buffer._transport.settings import closed_error
+from experience_buffer._transport.settings import OfOneProcess, closed_error
 from experience_buffer.errors import ExperienceBufferError, InvalidRequestError, WrongStateError
 from experience_buffer.options import WriterOptions
 from experience_buffer.outcomes import PushOutcome
@@ -32,7 +32,7 @@ LEAVE_SECONDS: Final = 1.0
 """How long whoever leaves a writer's block by an error waits for an outcome."""
 
 
-class BackgroundPush(Closing):
+class BackgroundPush(OfOneProcess, Closing):
     """All of an `Writer` but what becomes of one that nobody closes."""
 
     def __init__(

@@ -150,6 +150,8 @@ class Batch(BatchData):
 class PendingAck:
     """An ack that may be under way. It can be shared between threads.
 
+    Pickled it asks the server again, which is fine: acks are idempotent.
+
     Attributes:
         batch: What is acknowledged.
         step: The training step that used it; None: consumed for good.
@@ -159,6 +161,9 @@ class PendingAck:
     batch: Batch
     step: int | None
     wait: Callable[[], int | None] | None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.batch, self.step, None)
 
     def result(self) -> int:
         """Wait until the batch is consumed; see `Batch.ack` for what is returned and raised."""

@@ -11,7 +11,7 @@ import grpc
 from experience_buffer._messages.calls import build
 from experience_buffer._sync.primitives import Closing, Condition, read
 from experience_buffer._sync.reconnecting import Reconnecting
-from experience_buffer._transport.settings import closed_error
+from experience_buffer._transport.settings import OfOneProcess, closed_error
 from experience_buffer.v1 import service_pb2 as pb
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _METHOD: Final = "WatchPolicyVersion"
 
 
-class PolicyVersions(Closing):
+class PolicyVersions(OfOneProcess, Closing):
     """An endless iterator of policy versions; a context manager whose end ends the call.
 
     The first is the one published now, None before any; then each change, of which a slow reader

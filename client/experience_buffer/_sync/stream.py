@@ -17,7 +17,7 @@ from experience_buffer._sync.primitives import Answer, Closing, Condition, Outbo
 from experience_buffer._sync.reconnecting import Reconnecting
 from experience_buffer._transport import sample_plan
 from experience_buffer._transport.sample_memory import SampleMemory
-from experience_buffer._transport.settings import closed_error
+from experience_buffer._transport.settings import OfOneProcess, closed_error
 from experience_buffer.errors import (
     DeadlineExceededError,
     ExperienceBufferError,
@@ -37,7 +37,7 @@ logger = logging.getLogger("experience_buffer")
 Message: TypeAlias = "sample_bytes.Received[service_pb2.SampleStreamResponse]"
 
 
-class SampleStream(Closing):
+class SampleStream(OfOneProcess, Closing):
     """An endless iterator of batches; a context manager whose end gives back what isn't acked.
 
     It can be shared between threads: each batch goes to one of them. A thread reads ahead. When

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Never
 
 import grpc
 
@@ -102,6 +102,16 @@ class ClientSettings:
             options=self._options,
         )
         return make, (self._address,)
+
+
+class OfOneProcess:
+    """What has a connection of its own, and so stays where it was made."""
+
+    def __reduce__(self) -> Never:
+        raise TypeError(
+            f"a {type(self).__name__} can't be pickled or copied: it has a connection of this process. "
+            "Pass the client, which can be, and make another there"
+        )
 
 
 def bounded_seconds(seconds: float, what: str = "timeout") -> float:

@@ -261,6 +261,21 @@ def test_what_a_delivery_knows_a_list_does_not(maker: str) -> None:
             MAKERS[maker](columns=[name])(ROLLOUTS)
 
 
+def test_a_number_that_stands_for_none_comes_with_who_has_one(maker: str) -> None:
+    members = [rich(run) for run in range(3)]
+    members[2].reward = None
+    given = rows(members)
+    given[1].staleness = None
+    batch = PackedBatch.parse(bytearray().join(pack(given)))
+    options: dict[str, Any] = {"drop": ["reward"]}
+    for name, place, number in (("reward", 2, "nan"), ("staleness", 1, "0")):
+        reason = f"{members[place].eid.uid} has no {name}, .* would have {number}: add 'has_{name}'"
+        with pytest.raises(ValueError, match=reason):
+            MAKERS[maker](columns=[name], **options)(batch)
+        found = MAKERS[maker](columns=[name, f"has_{name}"], **options)(batch)
+        assert found[f"has_{name}"].tolist() == [row != place for row in range(3)]
+
+
 # --- what some have
 
 

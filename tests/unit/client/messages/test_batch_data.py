@@ -104,6 +104,13 @@ def test_a_streams_batch_travels_and_leaves_its_stream(format: str) -> None:
     assert nothing.expire_time == math.inf
 
 
+def test_an_ack_that_is_under_way_travels() -> None:
+    waiting = batch("trxp", settle=lambda *_: (each for each in NAMES)).begin_ack(3)
+    assert waiting.wait is not None
+    theirs = pickle.loads(pickle.dumps(waiting))
+    assert (theirs.batch.lease_id, theirs.step, theirs.wait) == (11, 3, None)
+
+
 def test_a_batch_expires_by_the_clock_of_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     data = pickle.dumps(batch("trxp", expire_time=time.monotonic() + 600))
     now = time.monotonic()

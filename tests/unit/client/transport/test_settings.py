@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import copy
 import inspect
 import pickle
 import socket
 import threading
 import typing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -257,3 +259,17 @@ def test_files_without_certificates_are_no_absent_server(
 def test_wrong_values_are_errors_of_this_package(call: Any, connect: Any) -> None:
     with connect("127.0.0.1:1", timeout=0.1) as client, pytest.raises(InvalidRequestError):
         call(client)
+
+
+@pytest.mark.parametrize("make", ["stream", "writer", "watch_policy_version"])
+@pytest.mark.parametrize("travel", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_what_has_a_connection_stays_in_its_process(
+    make: str, travel: Callable[[Any], Any]
+) -> None:
+    arguments = (1,) if make == "stream" else ()
+    for client in (Client("127.0.0.1:1"), AsyncClient("127.0.0.1:1")):
+        found = getattr(client, make)(*arguments)
+        reason = f"a {type(found).__name__} can't be pickled or copied: .* Pass the client"
+        with pytest.raises(TypeError, match=reason):
+            travel(found)
+        assert travel(client)
