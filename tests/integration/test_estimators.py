@@ -207,11 +207,11 @@ def test_flags_say_what_is_special(client: Client, name: str) -> None:
 def test_numbers_that_cannot_be_computed_with_are_quarantined(
     client: Client, stub: Stub, name: str
 ) -> None:
-    """A masked slot may hold NaN, so that the gate lets it pass; here all slots are valid."""
+    """Each of them is a float32, so that the gate lets them pass; their sum is none."""
     gae = AdvantageConfig("gae")
     client.create_buffer(BufferConfig(name, group_by="none", advantage=gae))
-    values = [0.5] * (NUM_RESPONSE - 1) + [float("nan")]
-    assert client.push([experience(1, 0, info={"values": values})], buffer=name).num_stored == 1
+    fields = {"values": [0.5] * NUM_RESPONSE, "token_level_reward": [3e38] * NUM_RESPONSE}
+    assert client.push([experience(1, 0, info=fields)], buffer=name).num_stored == 1
     eventually(lambda: states(stub, name) == ["quarantined"], "it to be quarantined")
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from experience_buffer import (
     EID,
@@ -137,3 +139,56 @@ def test_what_was_stored_before_a_window_is_held_for_its_version(client: Client)
     client.annotate({old.eid.uid: {"info": {"model_version": 8}}}, buffer=buffer)
     batch = client.sample(1, buffer=buffer)
     assert batch.staleness == (1,)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "fields", "what"),
+    [
+        ("grpo", {"reward": math.nan}, "reward is nan"),
+        (
+            "grpo",
+            {"action_mask": torch.tensor([0.5, 1.0])},
+            "action_mask is 0.5 at response token 0",
+        ),
+        ("gae", {"values": [0.0, math.nan]}, "values is nan at response token 1"),
+        ("gae", {"values": [0.0]}, "values has shape [1] but the response has 2 tokens"),
+        ("gae", {"values": torch.zeros(2, dtype=torch.complex64)}, "values has dtype C64"),
+        ("reinforce", {"token_level_reward": [math.inf, 0.0]}, "token_level_reward is inf"),
+        ("grpo", {"versions": torch.tensor([[3, 3]])}, "versions has shape [1, 2]"),
+        ("grpo", {"versions": [3]}, "versions has 1 values but the response has 2 tokens"),
+    ],
+)
+def test_what_an_estimator_cannot_read_is_not_stored(
+    client: Client, estimator: str, fields: dict[str, Any], what: str
+) -> None:
+    buffer = create(client, advantage=AdvantageConfig(estimator), group_size=2)
+    member = rollout(0, 0, **({"values": [0.0, 0.0]} | fields))
+    for (message,) in refusals(client, [member], buffer):
+        assert what in message
+
+
+@pytest.mark.parametrize(
+    ("estimator", "fields", "floats"),
+    [
+        ("grpo", {"action_mask": torch.tensor([1.0, 0.0])}, {"action_mask": [True, False]}),
+        ("grpo", {"reward": True}, {"reward": 1.0}),
+        ("grpo", {"reward": 1}, {"reward": 1.0}),
+        ("gae", {"values": torch.tensor([2, 3])}, {"values": [2.0, 3.0]}),
+        ("reinforce", {"token_level_reward": torch.tensor([True, False])},
+         {"token_level_reward": [1.0, 0.0]}),
+    ],
+)  # fmt: skip
+def test_other_numbers_are_read_exactly(
+    client: Client, estimator: str, fields: dict[str, Any], floats: dict[str, Any]
+) -> None:
+    found = []
+    for own in (fields, floats):
+        buffer = create(client, advantage=AdvantageConfig(estimator), group_size=2)
+        more = {"values": [0.0, 0.0]}
+        members = [rollout(0, 0, 0, **more), rollout(0, 0, 1, **(more | own))]
+        client.push(members, buffer=buffer)
+        batch = client.sample(2, buffer=buffer)
+        both = sorted(batch.experiences, key=lambda one: one.eid.run)
+        found.append([one.advantages.tolist() for one in both if one.advantages is not None])
+    assert found[0] == found[1]
+    assert len(found[0]) == 2

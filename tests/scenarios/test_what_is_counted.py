@@ -13,7 +13,7 @@ from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.store.interface import StoreFullError
 from tests.unit.buffer.intake.test_annotate import annotate
-from tests.unit.buffer_verbs import leased
+from tests.unit.buffer_verbs import leased, unlooked_at
 from tests.unit.builders import World, experience, push, settings, settle, uid
 
 pytestmark = pytest.mark.on_disk
@@ -82,7 +82,8 @@ async def test_a_group_that_is_dropped_again_is_counted_once(world: World) -> No
 async def test_quarantined_experiences_without_groups_are_counted(world: World) -> None:
     buffer = await world.computing(group_by="none", advantage={"estimator": "reinforce"})
     bad = torch.full((7,), float("nan"))
-    await buffer.push(pushed(0, token_level_reward=bad))
+    with unlooked_at():
+        await buffer.push(pushed(0, token_level_reward=bad))
     await settle(buffer)
     assert buffer.stats().num_quarantined_groups == len(buffer.state.contents.quarantined) == 1
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
+
+import pytest
 
 from experience_buffer import trxp
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.rank_batches import RankOf
+from experience_buffer_server.buffer.intake import admission
 from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.buffer.settings_checks import checked_settings
 from experience_buffer_server.buffer.state.entries import Entry
@@ -19,6 +23,14 @@ from tests.unit.builders import World, experience, settle, uid, want
 def pushed(*members: tuple[int, int], **fields: Any) -> Push:
     """A push of (task, run) experiences, of which all have these fields."""
     return Push(payloads=[trxp.encode([experience(*member, **fields) for member in members])])
+
+
+@contextmanager
+def unlooked_at() -> Iterator[None]:
+    """What is pushed is stored whatever numbers it holds, as it was before the gate looked at them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(admission, "unreadable", lambda *_, **__: "")
+        yield
 
 
 def of_version(version: int | None, *members: tuple[int, int]) -> Push:

@@ -35,7 +35,7 @@ ANSWERS = {
     "info_laughs": "more than 1,000,000 values",
     "info_almost_too_large": "",
     "shared_by_many_values": "",
-    "model_version_laughs": "policy version version_start is a list",
+    "model_version_laughs": "info['model_version'] is a list",
     "priority_laughs": "priority is a list",
     "multi_modal_keys": "keys and tensors disagree about 1",
     "long_key_in_error": "isn't plain data",

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from experience_buffer_server.advantages.arrays.values import (
-    FLOAT_DTYPES,
     MASK_DTYPES,
+    NUMBER_DTYPES,
     Column,
     ExperienceInput,
     GroupError,
@@ -115,7 +115,7 @@ def _check_scalar(value: float | None, name: str, index: int) -> None:
 
 
 def _check_length(column: Column, name: str, index: int, num_tokens: int) -> None:
-    length = _length(column, FLOAT_DTYPES, name, index)
+    length = _length(column, NUMBER_DTYPES, name, index)
     if length == num_tokens or (name == "values" and length == num_tokens + 1):
         return
     expected = f"{num_tokens} or {num_tokens + 1}" if name == "values" else f"{num_tokens}"

@@ -1,8 +1,8 @@
 """Inputs of estimators in one experience: what it carries, and whether that can be read.
 
 Pure, and without NumPy: the gate asks before it stores, the worker before it computes. What lies in
-tensors is told by their shapes here; their dtypes and numbers are looked at when they are computed
-with. Legend: T response tokens.
+tensors is told by their shapes here; `tensor_inputs.py` looks at their dtypes and numbers. Legend: T
+response tokens.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ _EXTRA_TENSORS: Final = frozenset({"values", "ref_logprobs"})
 _SCALARS: Final = ("baseline_reward", "env_state_hash", "num_turns")
 """Inputs that are entries of `info` and nothing else."""
 _INT64_END: Final = 2**63
+BOOTSTRAPPING: Final = "response_truncated"
+"""The one `truncate_status` after which a response would have gone on."""
 _SURELY_FLOAT32: Final = 1e38
 _NO_INFO: Final[Mapping[str, Any]] = {}
 INPUT_BITS: Final = {name: 1 << place for place, name in enumerate(INPUT_FIELDS)}
@@ -82,11 +84,13 @@ def read_inputs(plan: Plan) -> frozenset[str]:
 class Needs:
     """What a plan asks of an experience, worked out once for all of them. Thread-safe."""
 
-    __slots__ = ("_bits", "read")
+    __slots__ = ("_bits", "columns", "read")
 
     def __init__(self, plan: Plan) -> None:
         self.read = read_inputs(plan)
         """Names of the inputs that it may read."""
+        self.columns = tuple(name for name in COLUMNS if name in self.read)
+        """Those of them with one number per response token."""
         self._bits = [
             (need, sum(INPUT_BITS.get(name, 0) for name in set(need.split("|"))))
             for need in plan.needs

@@ -15,10 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experience_buffer_server.advantages.arrays.batch import Batch
+from experience_buffer_server.advantages.arrays.decoding import (
+    FLOAT32,
+    Mask,
+    Numbers,
+    bad_places,
+    decode_mask,
+    decode_numbers,
+)
 from experience_buffer_server.advantages.arrays.token_types import Floats, Ints
 from experience_buffer_server.advantages.arrays.values import (
-    FLOAT_DTYPES,
     MASK_DTYPES,
+    NUMBER_DTYPES,
     Column,
     ExperienceInput,
 )
@@ -29,13 +37,6 @@ from experience_buffer_server.advantages.stages.run_voters import find_runs, sep
 from .checks import Reads, reads_of
 
 Members = Sequence[ExperienceInput]
-FloatColumn = NDArray[np.float32] | NDArray[np.float64]
-Mask = NDArray[np.uint8]
-
-# A mask is only compared with zero, so signed and unsigned ones are decoded alike.
-_MASK_WORDS = {1: "u1", 2: "<u2", 4: "<u4", 8: "<u8"}
-_FLOAT_WORDS = {"F16": "<f2", "F32": "<f4", "F64": "<f8"}
-_FLOAT32 = np.finfo(np.float32)
 
 
 def pack(groups: Sequence[Members], plan: Plan, *, batches: Sequence[int] | None) -> Batch:
@@ -56,12 +57,12 @@ def pack(groups: Sequence[Members], plan: Plan, *, batches: Sequence[int] | None
     masks = [member.mask for member in members]
     lengths_B = _lengths(masks, MASK_DTYPES)
     offsets = _offsets(lengths_B)
-    mask = _join(masks, lengths_B, decode=_decode_mask)
+    mask = _join(masks, lengths_B, decode=decode_mask)
     num_valid = _count(mask, offsets)
     num_turns = _turns(members, mask, offsets) if reads.turns else np.ones_like(num_valid)
     given = {name: [getattr(member, name) for member in members] for name in reads.columns}
     columns = {
-        name: _join(inputs, lengths_B, decode=_decode_floats)
+        name: _join(inputs, lengths_B, decode=decode_numbers)
         for name, inputs in given.items()
         # Without experiences every column is there, and empty.
         if name != "values" and (any(inputs) or not members)
@@ -94,16 +95,9 @@ def pack(groups: Sequence[Members], plan: Plan, *, batches: Sequence[int] | None
     return _with_runs(batch, members, starts_B, plan) if reads.votes else batch
 
 
-def bad_tokens(tokens_D: FloatColumn, mask: Mask, offsets: Ints) -> Ints:
+def bad_tokens(tokens_D: Numbers, mask: Mask, offsets: Ints) -> Ints:
     """Find the experiences with a valid token that isn't finite in float32, ascending."""
-    if not tokens_D.size:
-        return np.zeros(0, dtype=np.int64)
-    # A NaN becomes both extremes and fails both comparisons. Masked ones are looked at apart only
-    # where something stands out.
-    if tokens_D.min() >= _FLOAT32.min and tokens_D.max() <= _FLOAT32.max:
-        return np.zeros(0, dtype=np.int64)
-    within = (tokens_D >= _FLOAT32.min) & (tokens_D <= _FLOAT32.max)
-    bad = np.flatnonzero(~within & (mask != 0))
+    bad = bad_places(tokens_D, mask)
     return np.unique(np.searchsorted(offsets, bad, side="right") - 1)
 
 
@@ -203,12 +197,12 @@ def _numbered(batches: Sequence[int] | None, num_groups: int) -> Ints:
     return np.cumsum(np.diff(numbers, prepend=numbers[:1]) != 0, dtype=np.int64)
 
 
-def _values(members: Members, lengths_B: Ints) -> tuple[FloatColumn, Floats, NDArray[np.bool_]]:
+def _values(members: Members, lengths_B: Ints) -> tuple[Numbers, Floats, NDArray[np.bool_]]:
     """Values [D] without what comes after the last token; that where it counts, [B]; where."""
     columns = [member.values for member in members]
     absent = np.array([column is None for column in columns], dtype=np.bool_)
-    own_lengths_B = np.where(absent, lengths_B, _lengths(columns, FLOAT_DTYPES))
-    joined = _join(columns, own_lengths_B, decode=_decode_floats)
+    own_lengths_B = np.where(absent, lengths_B, _lengths(columns, NUMBER_DTYPES))
+    joined = _join(columns, own_lengths_B, decode=decode_numbers)
     has_extra = own_lengths_B > lengths_B
     extras = (np.cumsum(own_lengths_B) - 1)[has_extra]
     used = has_extra & np.array([member.truncated for member in members], dtype=np.bool_)
@@ -241,32 +235,14 @@ def _join(
     return joined
 
 
-def _decode_mask(data: bytearray, code: str) -> Mask:
-    if not data:
-        return np.zeros(0, dtype=np.uint8)
-    words: NDArray[Any] = np.frombuffer(data, dtype=_MASK_WORDS[MASK_DTYPES[code]])
-    valid: NDArray[np.bool_] = words != 0
-    return valid.view(np.uint8)
-
-
-def _decode_floats(data: bytearray, code: str) -> NDArray[Any]:
-    if not data:
-        return np.zeros(0, dtype=np.float64 if code == "F64" else np.float32)
-    if code == "BF16":
-        # A bfloat16 is the upper half of a float32.
-        return (np.frombuffer(data, dtype="<u2").astype(np.uint32) << 16).view(np.float32)
-    decoded: NDArray[Any] = np.frombuffer(data, dtype=_FLOAT_WORDS[code])
-    return decoded.astype(np.float32) if code == "F16" else decoded
-
-
 def _bad_numbers(
-    columns: dict[str, FloatColumn], mask: Mask, offsets: Ints, bootstraps_B: Floats, starts_B: Ints
+    columns: dict[str, Numbers], mask: Mask, offsets: Ints, bootstraps_B: Floats, starts_B: Ints
 ) -> dict[int, str]:
     labels = [
         (f"{name} at a valid token", bad_tokens(tokens_D, mask, offsets))
         for name, tokens_D in columns.items()
     ]
-    bad = np.flatnonzero(~(np.abs(bootstraps_B) <= _FLOAT32.max))
+    bad = np.flatnonzero(~(np.abs(bootstraps_B) <= FLOAT32.max))
     labels.append(("bootstrap value (the last of values)", bad))
     return {
         row: f"experience {row - starts_B[row]} of the group: {label} is NaN, infinite or beyond "

@@ -144,7 +144,6 @@ def test_an_input_of_the_wrong_kind_is_invalid_and_not_missing(
     [(name, NUMBERS) for name in LISTS]
     + [
         ("values", [1] * (T + 1)),
-        ("values", [float("nan")] * T),  # As in a tensor: masked slots may hold anything.
         ("baseline_reward", 3),
         ("baseline_reward", NEAR_END),
         ("env_state_hash", "a1"),

@@ -19,7 +19,7 @@ SCORED = [name for name in ESTIMATORS if name != "on_policy_distill"]
 
 
 GOOD = full(experience(1.0, [True, False, True], values=[0.5, 0.25, 0.125]))
-BAD_MASK = Column("F32", bytes(12))
+BAD_MASK = Column("C64", bytes(24))
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ BAD_MASK = Column("F32", bytes(12))
         (SCORED, {"reward": math.nan}, "reward of experience 1 of the group is nan"),
         (SCORED, {"reward": math.inf}, "is inf, not finite in float32"),
         (SCORED, {"reward": 1e39}, r"is 1e\+39, not finite in float32"),
-        (list(ESTIMATORS), {"mask": BAD_MASK}, "mask of experience 1 of the group has dtype F32"),
+        (list(ESTIMATORS), {"mask": BAD_MASK}, "mask of experience 1 of the group has dtype C64"),
         (
             list(ESTIMATORS),
             {"mask": Column("I32", bytes(7))},
@@ -51,7 +51,7 @@ BAD_MASK = Column("F32", bytes(12))
             {"values": column([1.0, 2.0], "F32")},
             "has 2 elements where its mask has 3; send 3 or 4",
         ),
-        (["gae"], {"values": Column("I64", bytes(24))}, "values .* has dtype I64; send one of F16"),
+        (["gae"], {"values": Column("C64", bytes(24))}, "values .* has dtype C64; send one of F16"),
         (
             ["gae"],
             {"values": column([1.0, math.nan, math.nan], "BF16")},

@@ -90,7 +90,7 @@ def broken(case: Case, estimator: str, how: int) -> list[ExperienceInput]:
     """A group like the others, with something that makes it fail."""
     members = [member for group in case.inputs for member in group][:3]
     first = members[0] if members else Drawer(1, fields=frozenset()).experience("", 0, None)[1]
-    bad = dataclasses.replace(first, mask=dataclasses.replace(first.mask, dtype="F32"))
+    bad = dataclasses.replace(first, mask=dataclasses.replace(first.mask, dtype="C64"))
     if how == 1 and estimator != "on_policy_distill":
         bad = dataclasses.replace(first, reward=math.nan, token_level_reward=None)
     return [*members[1:], bad]

@@ -15,7 +15,12 @@ from hypothesis import strategies as st
 
 from experience_buffer_server.advantages import Column, ExperienceInput, plan
 from experience_buffer_server.advantages.arrays.batch import Batch
-from experience_buffer_server.advantages.arrays.values import FLOAT_DTYPES, MASK_DTYPES, GroupError
+from experience_buffer_server.advantages.arrays.values import (
+    FLOAT_DTYPES,
+    INTEGER_DTYPES,
+    MASK_DTYPES,
+    GroupError,
+)
 from experience_buffer_server.advantages.checks import check_group, reads_of
 from experience_buffer_server.advantages.packing import pack
 from experience_buffer_server.advantages.plan.specs import COLUMNS
@@ -145,12 +150,28 @@ def test_a_column_is_float64_where_any_member_is() -> None:
     assert values.tolist() == [0.1, 0.2, 0.5, -3.0, 0.25, 2.0]
 
 
-@pytest.mark.parametrize("dtype", sorted(MASK_DTYPES))
+@pytest.mark.parametrize("dtype", sorted(INTEGER_DTYPES))
 def test_any_nonzero_element_of_a_mask_is_valid(dtype: str) -> None:
-    size = MASK_DTYPES[dtype]
+    size = INTEGER_DTYPES[dtype]
     data = b"".join(bytes(size - 1) + bytes([top]) for top in (128, 0, 2))
     given = ExperienceInput(reward=2.0, mask=Column(dtype, memoryview(data)))
     assert packed([[given]]).mask.tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize("dtype", sorted(FLOAT_DTYPES))
+def test_a_mask_may_be_of_floats(dtype: str) -> None:
+    given = ExperienceInput(reward=2.0, mask=column(dtype, [1.0, 0.0, -0.0, 1.0]))
+    assert packed([[given]]).mask.tolist() == [1, 0, 0, 1]
+
+
+@pytest.mark.parametrize("dtype", sorted(INTEGER_DTYPES))
+def test_whole_numbers_are_numbers(dtype: str) -> None:
+    numbers = [0, 1] if dtype == "BOOL" else [0, 100]
+    numbers = [0, -100] if dtype[0] == "I" else numbers
+    values = column(dtype, numbers)
+    batch = packed([[ExperienceInput(reward=2.0, mask=column("U8", [1, 1]), values=values)]], "gae")
+    assert batch.columns["values"].dtype == np.float64
+    assert batch.columns["values"].tolist() == numbers
 
 
 def test_data_may_be_an_unaligned_view_of_any_format() -> None:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-MASK_DTYPES = {
+FLOAT_DTYPES = {"F16": 2, "BF16": 2, "F32": 4, "F64": 8}
+"""Safetensors dtype codes of numbers with a fraction, with their size in bytes."""
+INTEGER_DTYPES = {
     "BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8,
 }  # fmt: skip
-"""Safetensors dtype codes a mask may have, with their size in bytes."""
-
-FLOAT_DTYPES = {"F16": 2, "BF16": 2, "F32": 4, "F64": 8}
-"""Safetensors dtype codes rewards, values and log-probabilities may have, with their size."""
+"""Those of whole numbers."""
+MASK_DTYPES = INTEGER_DTYPES | FLOAT_DTYPES
+"""Those that a mask may have."""
+NUMBER_DTYPES = FLOAT_DTYPES | INTEGER_DTYPES
+"""Those that rewards, values and log-probabilities may have."""
 
 Detail = float | int | str | bool
 
@@ -45,9 +48,9 @@ class ExperienceInput:
     reward: float | None
     """Scalar reward, read as float32; None where there is only a token-level one."""
     mask: Column
-    """Action mask, length T, any boolean or integer dtype; non-zero marks a valid token."""
+    """Action mask, length T, any dtype of `MASK_DTYPES`; non-zero marks a valid token."""
     token_level_reward: Column | None = None
-    """Reward per token, length T, any float dtype; read at valid tokens only, as the next four."""
+    """Reward per token, length T, any dtype of `NUMBER_DTYPES`; read at valid tokens only, as the next four."""
     values: Column | None = None
     """Critic's values, length T, or T + 1 where the last is the bootstrap value."""
     logprobs: Column | None = None

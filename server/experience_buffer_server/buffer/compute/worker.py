@@ -35,6 +35,7 @@ from experience_buffer_server.advantages.estimators.custom_functions import (
 )
 from experience_buffer_server.advantages.estimators.registry import Estimator
 from experience_buffer_server.advantages.experience_inputs import (
+    BOOTSTRAPPING,
     column_tensor,
     info_of,
     input_problem,
@@ -55,8 +56,6 @@ from experience_buffer_server.store.interface import Found, PayloadReader
 _NICENESS = 10
 """Acknowledging pushes comes first where there are too few cores for everything."""
 _GC_THRESHOLD = 100_000
-_BOOTSTRAPPING = "response_truncated"
-"""The one `truncate_status` after which a response would have gone on."""
 _BATCH_ID_BYTES = 16
 _FLAGS = ("singleton", "zero_mask", "bootstrapped")
 
@@ -202,7 +201,7 @@ def experience_input(item: trxp.Item, run: str, *, names: Collection[str]) -> Ex
         baseline_reward=None if baseline is None else float(baseline),
         env_state_hash=read.get("env_state_hash"),
         num_turns=None if turns is None else int(turns),
-        truncated=item.meta.get("truncate_status") == _BOOTSTRAPPING,
+        truncated=item.meta.get("truncate_status") == BOOTSTRAPPING,
         run=run,
         step=item.eid.step,
         **{name: _column(item, info, name) for name in COLUMNS if name in names},

@@ -18,6 +18,9 @@ from experience_buffer.eid import EID
 from experience_buffer.errors import TrxpError
 from experience_buffer.trxp import Item, Limits, TensorView
 from experience_buffer_server.advantages.experience_inputs import (
+    BOOTSTRAPPING,
+    Needs,
+    column_tensor,
     explain_missing,
     fits_float32,
     info_of,
@@ -25,6 +28,7 @@ from experience_buffer_server.advantages.experience_inputs import (
     input_problem,
     response_tokens,
 )
+from experience_buffer_server.advantages.tensor_inputs import unreadable
 from experience_buffer_server.buffer.intake.policy_versions import (
     explain_unversioned,
     is_begun_by_nobody,
@@ -51,6 +55,7 @@ RESPONSE_FIELDS = (
     "returns",
     "teacher_logprobs",
     "ref_logprobs",
+    "versions",
 )
 """Tensors with one value per response token; `logprobs` may also be empty."""
 _VECTORS = ("tokens", "chosen", "rejected", *RESPONSE_FIELDS)
@@ -140,7 +145,7 @@ def _check_inputs(item: Item, fields: int, settings: BufferSettings) -> Candidat
         return Refusal(
             Reason.MISSING_FIELD, f"{problem}; push it to a buffer without estimator", item.uid
         )
-    if problem := input_problem(item, needs.read):
+    if problem := input_problem(item, needs.read) or _unreadable(item, needs):
         return Refusal(Reason.INVALID, problem, item.uid)
     missing = needs.missing(fields)
     if not missing:
@@ -152,6 +157,19 @@ def _check_inputs(item: Item, fields: int, settings: BufferSettings) -> Candidat
     if settings.on_missing_field == "refuse":
         return Refusal(Reason.MISSING_FIELD, problem, item.uid)
     return None
+
+
+def _unreadable(item: Item, needs: Needs) -> str:
+    """What the estimator can't read of the numbers in tensors and lists; empty when nothing."""
+    found = {name: column_tensor(item, name) for name in needs.columns}
+    mask = item.tensors.get("action_mask")
+    return unreadable(
+        needs.columns,
+        mask=None if mask is None else (mask.dtype, mask.data),
+        tensors={n: (view.dtype, view.data) for n, view in found.items() if view is not None},
+        lists={n: v for n in needs.columns if (v := info_of(item).get(n)) is not None},
+        is_truncated=item.meta.get("truncate_status") == BOOTSTRAPPING,
+    )
 
 
 def entomb(eid: EID, reason: str) -> Candidate | Refusal:

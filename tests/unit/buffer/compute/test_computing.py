@@ -17,7 +17,7 @@ from experience_buffer_server.buffer.intake.annotation import Annotation
 from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.rpc.batch_assembly import read_payload
 from experience_buffer_server.runtime.child_process import Child
-from tests.unit.buffer_verbs import change, entry_of, leased, push_and_settle, pushed
+from tests.unit.buffer_verbs import change, entry_of, leased, push_and_settle, pushed, unlooked_at
 from tests.unit.builders import NUM_RESPONSE, World, experience, settle, uid, until
 
 BATCH: dict[str, Any] = {
@@ -105,7 +105,8 @@ async def test_a_batch_that_does_not_fill_has_what_was_annotated(world: World) -
 
 async def test_a_group_of_a_batch_that_cannot_be_computed_leaves_the_others(world: World) -> None:
     buffer = await world.computing(**BATCH)
-    await buffer.push(pushed((5, 0), token_level_reward=[float("nan")] * NUM_RESPONSE))
+    with unlooked_at():
+        await buffer.push(pushed((5, 0), token_level_reward=[float("nan")] * NUM_RESPONSE))
     await push_and_settle(buffer, rewarded([(0, 0, 1.0), (1, 0, 2.0)]))
     assert [a for a, _ in computed(world, buffer, 0, 1).values()] == [-0.5, 0.5]
     assert [bool(entry.quarantine) for entry in buffer.state.contents] == [True, False, False]
@@ -121,7 +122,8 @@ async def test_members_of_batches_are_recorded_where_they_share_a_launch(world: 
     buffer = await world.create(**BATCH)
     # The second batch has a member that can't be computed: it shared nothing.
     await buffer.push(rewarded([(task, 0, float(task)) for task in range(5)]))
-    await buffer.push(pushed((5, 0), token_level_reward=[float("nan")] * NUM_RESPONSE))
+    with unlooked_at():
+        await buffer.push(pushed((5, 0), token_level_reward=[float("nan")] * NUM_RESPONSE))
     world.computer.start()
     await settle(buffer)
     first = batch_id(uid(task, 0) for task in (0, 1, 2))

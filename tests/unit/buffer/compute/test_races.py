@@ -18,7 +18,7 @@ from experience_buffer_server.runtime.tuning import TUNING
 from experience_buffer_server.store.interface import StoreFullError, WriteBatch
 from tests.refusing_store import Refusals
 from tests.unit.buffer.intake.test_annotate import advantages, annotate, values
-from tests.unit.buffer_verbs import change, entry_of, leased, push_and_settle, pushed
+from tests.unit.buffer_verbs import change, entry_of, leased, push_and_settle, pushed, unlooked_at
 from tests.unit.builders import NUM_RESPONSE, World, experience, push, settle, turns, uid, until
 
 RUNNING: dict[str, Any] = {
@@ -125,7 +125,8 @@ async def test_siblings_of_a_deleted_one_go_on_alone(world: World) -> None:
     for run, number in ((0, 1.0), (1, float("nan"))):
         column = values(*[number] * NUM_RESPONSE)
         payload = trxp.with_tensors(trxp.encode([experience(1, run)]), column)
-        await buffer.push(Push(payloads=[payload]))
+        with unlooked_at():
+            await buffer.push(Push(payloads=[payload]))
     await settle(buffer)
     sound, bad = list(buffer.state.contents)
     assert bad.quarantine

@@ -19,6 +19,7 @@ from experience_buffer_server.buffer.intake.push_reading import Push
 from experience_buffer_server.buffer.state.entries import Entry
 from experience_buffer_server.runtime.child_process import Child, ChildGoneError
 from experience_buffer_server.settings.server import ComputeSection
+from tests.unit.buffer_verbs import unlooked_at
 from tests.unit.builders import NUM_RESPONSE, World, experience, payload, push, uid, until
 
 RLOO: dict[str, Any] = {"group_size": 2, "advantage": {"estimator": "rloo"}}
@@ -111,7 +112,8 @@ async def test_a_group_that_cannot_be_computed_is_quarantined_alone(world: World
     """Deleting the member at fault frees the rest."""
     buffer = await world.computing(group_size=2, advantage={"estimator": "reinforce"})
     bad = experience(5, 0, reward=None, token_level_reward=[float("nan")] * NUM_RESPONSE)
-    await buffer.push(Push(payloads=[trxp.encode([bad, experience(6, 0)])]))
+    with unlooked_at():
+        await buffer.push(Push(payloads=[trxp.encode([bad, experience(6, 0)])]))
     await until(lambda: not buffer.flow.computing.num_jobs)
     entries = {entry.record.uid: entry for entry in buffer.state.contents}
     assert "token_level_reward" in entries[uid(5, 0)].quarantine

@@ -15,7 +15,7 @@ from experience_buffer_server.buffer.intake.admission import admit, entomb
 from experience_buffer_server.buffer.state.entries import Candidate, Reason, Refusal, check_uid
 from experience_buffer_server.store.interface import OTHER_DIGEST
 from tests.unit import odd_payloads
-from tests.unit.builders import DATA, eid, experience, settings
+from tests.unit.builders import DATA, NUM_RESPONSE, eid, experience, settings
 
 NOT_PLAIN = ("neg_", "legacy", "numpy_arrays", "python_types_in_info")
 LONG_TEXT = "x" * 4_000_000
@@ -102,7 +102,8 @@ def test_policy_versions_span_what_is_known() -> None:
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8])
 def test_versions_of_tokens_span_what_is_known(dtype: torch.dtype) -> None:
     lowest = -1 if dtype.is_signed else 2
-    for versions in ([7, 5, 6], [lowest, 5, 9], [100, 100, 100], [lowest, lowest, lowest]):
+    for few in ([7, 5, 6], [lowest, 5, 9], [100, 100, 100], [lowest, lowest, lowest]):
+        versions = [*few, *[few[-1]] * (NUM_RESPONSE - 3)]
         candidate = candidate_of(pushed(extra={"versions": torch.tensor(versions, dtype=dtype)}))
         known = [version for version in versions if version >= 0]
         expected = (min(known), max(known)) if known else (None, None)
@@ -110,7 +111,7 @@ def test_versions_of_tokens_span_what_is_known(dtype: torch.dtype) -> None:
 
 
 def test_versions_are_whole_numbers() -> None:
-    refusal = refusal_of(pushed(extra={"versions": torch.ones(3)}))
+    refusal = refusal_of(pushed(extra={"versions": torch.ones(NUM_RESPONSE)}))
     assert "versions has dtype F32; an integer dtype is expected" in refusal.message
 
 

@@ -222,8 +222,8 @@ async def test_annotations_at_once_keep_one_another(world: World) -> None:
 
 async def test_a_quarantined_group_is_computed_again_once_it_is_mended(world: World) -> None:
     buffer = await world.computing(group_size=1, advantage={"estimator": "reinforce"})
-    bad = [float("nan")] * NUM_RESPONSE
-    await push_and_settle(buffer, pushed((5, 0), token_level_reward=bad))
+    vast = [3e38] * NUM_RESPONSE  # Their sum is no float32 any more.
+    await push_and_settle(buffer, pushed((5, 0), token_level_reward=vast))
     assert [bool(entry.quarantine) for entry in buffer.state.contents] == [True]
     numbers = values(*[0.0] * (NUM_RESPONSE - 1), 2.0)["values"]
     await annotate(buffer, uid(5, 0), tensors={"token_level_reward": numbers})

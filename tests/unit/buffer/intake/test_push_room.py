@@ -307,10 +307,10 @@ async def test_what_cannot_be_computed_keeps_no_push_out(world: World, unit: str
     limiter = {"min_diff": 0.0, "max_diff": most}
     buffer = await world.create(
         group_size=2,
-        advantage={"estimator": "rloo", "kl_coef": 0.1},
+        advantage={"estimator": "rloo", "kl_coef": 0.1, "kl_estimator": "k2"},
         consumers=[{"name": "trainer", "unit": unit, "limiter": limiter}],
     )
-    bad = torch.full((NUM_RESPONSE,), float("nan"))
+    bad = torch.full((NUM_RESPONSE,), 3e38)  # Its square is no float32 any more.
     members = [(1, 0), (1, 1), (2, 0), (2, 1)]
     await buffer.push(pushed(*members, logprobs=bad, info={"ref_logprobs": [0.0] * NUM_RESPONSE}))
     await settle(buffer)

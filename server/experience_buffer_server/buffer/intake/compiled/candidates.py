@@ -15,8 +15,10 @@ import xxhash
 from experience_buffer._codec.frame import head_of
 from experience_buffer.eid import EID
 from experience_buffer.trxp import DEFAULT_LIMITS, Limits, TensorView
+from experience_buffer_server.advantages.arrays.values import INTEGER_DTYPES
 from experience_buffer_server.advantages.experience_inputs import INPUT_BITS, Needs
 from experience_buffer_server.advantages.plan.specs import COLUMNS
+from experience_buffer_server.advantages.tensor_inputs import unreadable
 from experience_buffer_server.buffer.intake.admission import (
     check_priority,
     check_reward,
@@ -39,6 +41,14 @@ _MARGIN_NODES: Final = 1024
 _MAX_DEPTH: Final = 16
 """What is deeper is rare, and not worth knowing."""
 _NO_VERSIONS: Final = (None, None)
+_PLACES: Final = {name: place for place, name in enumerate(ws.TENSOR_NAMES)}
+_MASK: Final = _PLACES["action_mask"]
+_VERSIONS: Final = _PLACES["versions"]
+_PLAIN_MASKS: Final = {
+    -1,
+    *(place for place, code in enumerate(ws.DTYPES) if code in INTEGER_DTYPES),
+}
+"""Dtypes of masks of which every element can be read."""
 _pack_bits = struct.Struct("<q").pack
 _unpack_float = struct.Struct("<d").unpack
 
@@ -95,13 +105,17 @@ class CompiledReader:
             return None
         # Where neither refuses it nor makes it a tombstone, an experience may lack anything.
         may_lack = settings.on_missing_field == "wait" and settings.on_bad_reward != "tombstone"
-        needs = None if may_lack else settings.advantage.needs
+        needs = settings.advantage.needs
         newest = published if settings.on_future_version == "refuse" else None
         may_lack_version = not settings.version_window
         spans = work[ws.SPANS_TABLE : work[ws.SPAN]].tolist()
         found = []
         for fact in self._facts[:num_items].tolist():
-            candidate = self._candidate(head, payload, fact, spans, needs, newest, is_lent=is_lent)
+            if needs is not None and _unreadable(payload, fact, needs):
+                return None
+            candidate = self._candidate(
+                head, payload, fact, spans, None if may_lack else needs, newest, is_lent=is_lent
+            )
             if candidate is None or (candidate.min_version is None and not may_lack_version):
                 return None
             found.append(candidate)
@@ -124,7 +138,7 @@ class CompiledReader:
             batch_kind, batch, batch_bytes, task_kind, task, task_bytes,
             run, step, suffix, suffix_bytes, reward_kind, reward_number,
             length, tensors, is_ordinary, min_version, max_version, priority_kind, priority_number,
-            versions_dtype, versions_begin, versions_end,
+            *_,
         ) = fact  # fmt: skip
         eid = EID(
             _text(head, batch, batch_bytes) if batch_kind == ws.TEXT else batch,
@@ -146,9 +160,8 @@ class CompiledReader:
         if priority_kind != ws.ABSENT:
             priority = check_priority(_number(priority_kind, priority_number))
         versions: tuple[int | None, int | None] | str = _NO_VERSIONS
-        if versions_dtype >= 0:
-            view = TensorView(ws.DTYPES[versions_dtype], (), payload[versions_begin:versions_end])
-            versions = tensor_versions(view)
+        if (found := _elements(payload, fact, _VERSIONS)) is not None:
+            versions = tensor_versions(TensorView(found[0], (), found[1]))
         elif min_version >= 0:
             versions = min_version, max_version
         fields = _fields(tensors, reward is not None)
@@ -175,6 +188,30 @@ class CompiledReader:
             fields=fields | ORDINARY if is_ordinary else fields,
             priority=priority,
         )
+
+
+def _elements(payload: memoryview, fact: list[int], name: int) -> tuple[str, memoryview] | None:
+    """Dtype and elements of a tensor, by its place in `TENSOR_NAMES`; None where there is none."""
+    dtype, begin, end = fact[ws.PLACES + 3 * name : ws.PLACES + 3 * name + 3]
+    return None if dtype < 0 else (ws.DTYPES[dtype], payload[begin:end])
+
+
+def _unreadable(payload: memoryview, fact: list[int], needs: Needs) -> str:
+    """What `admission` would say of numbers that the estimator can't read; empty when it can."""
+    tensors = {}
+    for name in needs.columns:
+        found = _elements(payload, fact, _PLACES[name])
+        if found is not None and len(found[1]):
+            tensors[name] = found
+    if not tensors and fact[ws.PLACES + 3 * _MASK] in _PLAIN_MASKS:
+        return ""
+    return unreadable(
+        needs.columns,
+        mask=_elements(payload, fact, _MASK),
+        tensors=tensors,
+        lists={},
+        is_truncated=bool(fact[ws.IS_CUT_OFF]),
+    )
 
 
 def _canonical(pieces: list[memoryview], *, is_lent: bool) -> tuple[Payload, bytes]:

@@ -27,13 +27,15 @@ _PROMPT_LENGTH: Final = KEYS.index("prompt_length")
 _CUSTOM_FIELDS: Final = KEYS.index("custom_fields")
 _IMAGE_KEYS: Final = KEYS.index("multi_modal_input_keys")
 _PROMPT_TRUNCATED: Final = KEYS.index("prompt_truncated")
+_RESPONSE_TRUNCATED: Final = KEYS.index("response_truncated")
 
 _EID_PARTS: Final = 5
 _TOKENS: Final = TENSOR_NAMES.index("tokens")
 _MASK: Final = TENSOR_NAMES.index("action_mask")
 _LOGPROBS: Final = TENSOR_NAMES.index("logprobs")
 _VALUES: Final = TENSOR_NAMES.index("values")
-"""What is from `_LOGPROBS` up to here has one value per response token."""
+"""What is from `_LOGPROBS` up to here has one value per response token, and so have versions."""
+_VERSIONS: Final = TENSOR_NAMES.index("versions")
 
 
 @compiled
@@ -45,7 +47,7 @@ def note_facts(work: Array, fact: int) -> bool:
         fact: The row of facts.
     """
     eid, info = int64(-1), int64(-1)
-    prompt_length, is_cut, is_sound = int64(1), False, True
+    prompt_length, is_cut, is_cut_off, is_sound = int64(1), False, False, True
     work[fact + ws.REWARD] = ws.NONE
     for key in range(work[ws.FIRST], work[ws.LAST], 2 * ws.STACK_WIDTH):
         name, value = work[key + ws.NAME], key + ws.STACK_WIDTH
@@ -58,6 +60,7 @@ def note_facts(work: Array, fact: int) -> bool:
             work[fact + ws.REWARD], work[fact + ws.REWARD + 1] = kind, number
         elif name == _TRUNCATE_STATUS:
             is_cut = kind == ws.TEXT and work[value + ws.NAME] != _PROMPT_TRUNCATED
+            is_cut_off = kind == ws.TEXT and work[value + ws.NAME] == _RESPONSE_TRUNCATED
             is_sound = is_cut or kind == ws.NONE
         elif name == _INFO:
             is_sound = kind in (ws.NONE, ws.DICT)
@@ -71,6 +74,7 @@ def note_facts(work: Array, fact: int) -> bool:
             is_sound = kind == ws.NONE or (kind == ws.LIST and number == 0)
         if not is_sound:
             return False
+    work[fact + ws.IS_CUT_OFF] = 1 if is_cut_off else 0
     return (
         _note_eid(work, eid, fact)
         and _note_info(work, info, fact)
@@ -132,7 +136,9 @@ def _note_lengths(work: Array, prompt_length: int, is_cut: bool, fact: int) -> b
         # Those of no token stand for logprobs that weren't kept.
         if size >= 0 and size != length and not (field == _LOGPROBS and size == 0):
             return False
-    num_values = work[ws.SIZES + _VALUES]
+    num_versions, num_values = work[ws.SIZES + _VERSIONS], work[ws.SIZES + _VALUES]
+    if num_versions >= 0 and num_versions != length:
+        return False
     if num_values >= 0 and not length <= num_values <= length + 1:
         return False
     work[fact + ws.LENGTH], work[fact + ws.IS_ORDINARY] = length, 0 if is_cut else 1

@@ -35,7 +35,6 @@ _FIELDS, _FIELD_ENDS = names_table(
     (*TENSOR_NAMES, "chosen", "rejected", "baseline_reward", "env_state_hash", "num_turns")
 )
 """The last ones change what an experience is, or are no tensors."""
-_TOKEN_VERSIONS: Final = TENSOR_NAMES.index("versions")
 _CODES, _CODE_ENDS = names_table(DTYPES)
 _ITEM_BYTES = np.array([8, 8, 8, 8, 4, 4, 4, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1])
 _AFTER_NAME = constant('":{"dtype":"')
@@ -217,7 +216,8 @@ def write_table(data: Array, base: int, first: int, fact: int, work: Array, out:
     first_span = work[ws.SPAN]
     for field in range(_NUM_KNOWN):
         work[ws.SIZES + field] = -1
-    work[fact + ws.TENSORS], work[fact + ws.VERSIONS] = 0, -1
+        work[fact + ws.PLACES + 3 * field] = -1
+    work[fact + ws.TENSORS] = 0
     tensor = first
     while tensor >= 0:
         w = put(out, w, _FIRST_NAME if tensor == first else _NEXT_NAME)
@@ -278,6 +278,5 @@ def _note_tensor(tensor: int, base: int, fact: int, work: Array) -> None:
     work[ws.SIZES + field] = (end - begin) // _ITEM_BYTES[dtype]
     if end > begin:
         work[fact + ws.TENSORS] |= 1 << field
-    if field == _TOKEN_VERSIONS:
-        work[fact + ws.VERSIONS] = dtype
-        work[fact + ws.VERSIONS + 1], work[fact + ws.VERSIONS + 2] = base + begin, base + end
+    place = fact + ws.PLACES + 3 * field
+    work[place], work[place + 1], work[place + 2] = dtype, base + begin, base + end

@@ -54,8 +54,11 @@ IS_ORDINARY: Final = 18
 MIN_VERSION: Final = 19
 MAX_VERSION: Final = 20
 PRIORITY: Final = 21
-VERSIONS: Final = 23
-NUM_FACTS: Final = 26
+IS_CUT_OFF: Final = 23
+PLACES: Final = 24
+"""A row of three per name in `TENSOR_NAMES`: dtype, -1 where there is none, and where in the payload its
+elements begin and end."""
+NUM_FACTS: Final = 54
 
 # The state, at the beginning of the array.
 POS: Final = 0
@@ -128,9 +131,9 @@ KEYS: Final = (
     "baseline_reward", "env_state_hash", "num_turns",
     "eid", "reward", "truncate_status", "info", "metrics", "prompt_length",
     "custom_fields", "multi_modal_input_keys",
-    "prompt_truncated",
+    "prompt_truncated", "response_truncated",
 )  # fmt: skip
-"""The last one is a value."""
+"""The last two are values."""
 KEY_BYTES, KEY_ENDS = names_table(KEYS)
 NUM_KEPT: Final = 9
 NUM_NOTED: Final = 17
@@ -147,6 +150,7 @@ DTYPES: Final = (
     "F8_E4M3FNUZ", "F8_E8M0", "F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL",
 )  # fmt: skip
 """In the order in which the format's writer sorts tensors."""
+assert PLACES + 3 * len(TENSOR_NAMES) == NUM_FACTS
 
 
 # The regions, and how wide their rows are.
