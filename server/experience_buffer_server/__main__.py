@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import sys
 
+import experience_buffer_server
+
 
 def main() -> None:
     """Run the command line; where the server isn't installed, say what to install."""
+    if sys.argv[1:] == ["--version"]:  # The client's, too; and at once.
+        sys.stdout.write(f"{experience_buffer_server.__version__}\n")
+        return
     try:
         from experience_buffer_server.commands.cli import main as run
 

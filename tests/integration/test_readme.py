@@ -15,9 +15,15 @@ from tests.integration.server import MakeServer
 _ROOT = Path(__file__).parents[2]
 
 
-def test_quickstart(make_server: MakeServer) -> None:
+def quickstart() -> str:
+    """The code that a new user saves and runs."""
     text = (_ROOT / "README.md").read_text(encoding="utf-8")
-    code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0]
+    code: str = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0]
+    return code
+
+
+def test_quickstart(make_server: MakeServer) -> None:
+    code = quickstart()
     assert len([line for line in code.splitlines() if line.strip()]) <= 20
     code = code.replace("127.0.0.1:50051", make_server().address)
     for _ in range(2):  # A user may run it again.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,7 @@ from experience_buffer_server.advantages import plan
 from tests.integration.plain import group
 from tests.integration.server import MakeServer, Server, eventually
 from tests.integration.test_estimators import NUM, PARAMETERS, TASKS, experiences
+from tests.integration.test_readme import quickstart
 
 INSTALL = "needs torch, which isn't installed here: pip install 'experience-buffer[gpu]'"
 BLOCK = '''
@@ -119,6 +123,24 @@ def test_what_comes_late_is_computed_without_torch(
         advantages = [one.advantages for one in batch.experiences]
         assert [float(row[0]) for row in advantages if row is not None] == [-1.0, 1.0]
         batch.ack()
+
+
+def test_the_first_quickstart_of_a_machine_needs_no_torch(
+    make_server: MakeServer, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """As after `make run` in a fresh clone: nothing is compiled yet, on neither side there is torch."""
+    environment["NUMBA_CACHE_DIR"] = str(tmp_path / "compiled")
+    server = make_server(environment=environment, compiled_reader=True)
+    code = quickstart().replace("127.0.0.1:50051", server.address)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.stdout.startswith("4 stored\n[["), done.stderr
+    assert list((tmp_path / "compiled").glob("**/cpu_kernels.spread-*.nbi"))
 
 
 def test_own_estimators_need_no_torch(make_server: MakeServer, environment: dict[str, str]) -> None:

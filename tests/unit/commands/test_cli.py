@@ -111,6 +111,14 @@ def test_where_only_the_client_is_installed_it_says_what_to_install(
     assert not done.stdout
 
 
+def test_a_client_alone_has_a_version() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", lacking(*SERVER_ONLY), "--version"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, f"{version('experience-buffer')}\n")
+
+
 def test_the_installed_command_is_the_one_that_can_say_so() -> None:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert 'experience-buffer = "experience_buffer_server.__main__:main"' in text
