@@ -22,7 +22,8 @@ from experience_buffer.errors import DeadlineExceededError, ResourceExhaustedErr
 
 CALL_TIMEOUT_SECONDS = 60.0
 """A call is repeated for this long; long enough for a server or a trainer to be restarted."""
-MAX_WAIT_SECONDS = 1.0
+MAX_WAIT_SECONDS = 0.1
+"""Before places are asked for again: they are free a moment after a policy is published."""
 PUSH_TIMEOUT_SECONDS = 5.0
 """Of a push that finds no room, before it looks whether training has ended."""
 
@@ -45,14 +46,16 @@ def run(settings: DemoSettings, index: int, stop: Event) -> None:
         PolicyWatch(client) as watch,
     ):
         while not stop.is_set():
-            wanted = group_keys(settings, index, round_number=round_number)
-            admitted = client.reserve_groups(wanted, buffer=BUFFER).granted
+            wanted = {group.tid: group for group in groups_of(settings, index, round_number)}
+            granted = client.reserve_groups(list(wanted), buffer=BUFFER).granted
+            # After the places: they are free because a policy was published.
             version = follower.refresh()
-            if version < 0 or not admitted:
-                # A new policy means that the trainer has consumed a batch: there is room again.
+            if version < 0 or not granted:
+                # A new policy means that the batch that made it is acknowledged next.
                 watch.wait(MAX_WAIT_SECONDS)
                 continue
-            experiences = roller.roll(follower.policy, version=version, groups=admitted)
+            begun = [wanted[key] for key in granted]
+            experiences = roller.roll(follower.policy, version=version, groups=begun)
             result = push(client, experiences, stop)
             if result is not None:
                 journal.append(outcome.uid for outcome in result.outcomes)
@@ -73,9 +76,10 @@ def push(client: Client, experiences: Sequence[Experience], stop: Event) -> Push
     return None
 
 
-def group_keys(settings: DemoSettings, index: int, *, round_number: int) -> list[str]:
-    """Name the groups of a worker's round: "round/worker-number"."""
-    return [f"{round_number}/{index}-{number}" for number in range(settings.groups_per_round)]
+def groups_of(settings: DemoSettings, index: int, round_number: int) -> list[EID]:
+    """Name the groups of a worker's round, each by the identity of its first run."""
+    numbers = range(settings.groups_per_round)
+    return [EID.fixed(round_number, f"{index}-{number}") for number in numbers]
 
 
 class Roller:
@@ -87,13 +91,13 @@ class Roller:
         self._problems = random.Random(seed)
         self._samples = torch.Generator().manual_seed(seed)
 
-    def roll(self, policy: Policy, *, version: int, groups: Sequence[str]) -> list[Experience]:
+    def roll(self, policy: Policy, *, version: int, groups: Sequence[EID]) -> list[Experience]:
         """Make experiences: whole groups, each the answers to one problem.
 
         Args:
             policy: Answers.
             version: Its version.
-            groups: The groups' keys, "batch/task".
+            groups: Which groups these are; batch and task count.
         """
         size = self._size
         drawn = task.training_problems(len(groups), generator=self._problems)
@@ -102,7 +106,8 @@ class Roller:
         rows = zip(problems, responses.tolist(), logprobs.tolist(), strict=True)
         return [
             self._experience(
-                _identity(groups[row // size], run=row % size),
+                # Without chance: made again, it is the same one.
+                EID.fixed(groups[row // size].batch, groups[row // size].task, run=row % size),
                 problem,
                 tuple(response[: len(problem)]),
                 logprobs=chosen_logprobs[: len(problem)],
@@ -120,19 +125,13 @@ class Roller:
         logprobs: list[float],
         version: int,
     ) -> Experience:
-        prompt = task.prompt_tokens(problem)
         return Experience(
             eid=eid,
-            tokens=[*prompt, *response],
-            prompt_length=len(prompt),
+            prompt=task.prompt_tokens(problem),
+            response=response,
             logprobs=logprobs,
             reward=task.reward(problem, response),
             info={"model_version": version},
             prompt_text=task.text(problem),
             response_text=task.text(response),
         )
-
-
-def _identity(group: str, *, run: int) -> EID:
-    batch, _, name = group.partition("/")
-    return EID(int(batch), name, run=run, suffix="0")

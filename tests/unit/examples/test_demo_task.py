@@ -16,7 +16,7 @@ from examples.demo.learner import Learner, collate
 from examples.demo.model import Policy, accuracy, generate, pad_prompts
 from examples.demo.ranks import Ranks
 from examples.demo.settings import DemoSettings
-from examples.demo.worker import Roller, group_keys
+from examples.demo.worker import Roller, groups_of
 from experience_buffer import Experience
 from experience_buffer.packed import PackedBatch, PackedRow, pack
 
@@ -59,7 +59,7 @@ def test_the_same_seed_draws_the_same_problems() -> None:
 
 def make_round(folder: Path, policy: Policy) -> list[Experience]:
     settings = DemoSettings(address="", folder=folder, groups_per_update=22)
-    groups = group_keys(settings, 1, round_number=13)
+    groups = groups_of(settings, 1, 13)
     return Roller(settings, 1).roll(policy, version=5, groups=groups)
 
 
