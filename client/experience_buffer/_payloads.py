@@ -32,6 +32,7 @@ E = TypeVar("E")
 
 _FIELDS: Final = (*META_FIELDS, *TENSOR_FIELDS, "multi_modal_inputs", "custom_fields", "extra")
 _NEEDED: Final = ("eid", "tokens")
+_CURE: Final = "give experience_buffer.Experience, or Trinity-RFT's"
 
 
 def encode(experiences: Sequence[Any], make: Callable[..., Any]) -> bytes:
@@ -78,8 +79,8 @@ def _adopted(given: Any, make: Callable[..., Any], index: int) -> Any:
         return given
     if not all(hasattr(given, name) for name in _NEEDED):
         raise trxp_error(
-            f"a {type(given).__name__}, not an experience; give experience_buffer.Experience, or "
-            "Trinity-RFT's",
+            f"a {type(given).__name__}, not an experience; "
+            + ("make it one: Experience(**fields)" if isinstance(given, Mapping) else _CURE),
             where=where,
             item=index,
         )

@@ -7,7 +7,13 @@ the field that is out of them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from experience_buffer._arguments import NONE, made
+
+if TYPE_CHECKING:
+    from experience_buffer._arguments import Like
 
 __all__ = [
     "ConsumerConfig",
@@ -67,6 +73,9 @@ class Selector:
     exponent: float = field(default=1.0, kw_only=True)
     decay: float = field(default=0.5, kw_only=True)
     seed: int | None = field(default=None, kw_only=True)
+
+
+_FIFO: Any = Selector()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +144,8 @@ class Pacing:
 class ConsumerConfig:
     """A named reader of a buffer.
 
+    What is a value of its own may be given as a dict of its fields, as in TOML.
+
     Attributes:
         name: 1 to 64 characters of letters, digits, ".", "_" and "-".
         unit: What one delivery is made of, and what `batch_size` counts: single experiences
@@ -142,7 +153,7 @@ class ConsumerConfig:
         raw: True: it gets experiences as soon as they are stored (groups as soon as they are
             whole), without waiting for advantages or missing fields: a reference model or critic
             that annotates them.
-        selector: In which order it gets units; a kind alone becomes a `Selector` of that kind.
+        selector: In which order it gets units: a `Selector`, or its kind alone.
         replay: True: a unit is delivered again after its ack, up to `max_times_sampled`.
         max_times_sampled: With `replay`: acknowledged deliveries after which a unit is consumed; 0:
             never, it leaves by eviction or `delete`.
@@ -159,17 +170,22 @@ class ConsumerConfig:
     name: str
     unit: Unit = "item"
     raw: bool = field(default=False, kw_only=True)
-    selector: Selector | SelectorKind = field(default="fifo", kw_only=True)
+    selector: Like[Selector] = field(default=_FIFO, kw_only=True)
     replay: bool = field(default=False, kw_only=True)
     max_times_sampled: int = field(default=0, kw_only=True)
     with_replacement: bool = field(default=False, kw_only=True)
-    limiter: Limiter | None = field(default=None, kw_only=True)
-    staleness: Staleness | None = field(default=None, kw_only=True)
+    limiter: Like[Limiter | None] = field(default=NONE, kw_only=True)
+    staleness: Like[Staleness | None] = field(default=NONE, kw_only=True)
     max_deliveries: int = field(default=0, kw_only=True)
     max_leased_experiences: int = field(default=0, kw_only=True)
     max_leased_bytes: int = field(default=0, kw_only=True)
     retain_steps: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
-        if isinstance(self.selector, str):
-            object.__setattr__(self, "selector", Selector(self.selector))
+        # It is frozen once it is made.
+        keep = partial(object.__setattr__, self)
+        keep("selector", made(Selector, self.selector, "selector", alone="kind"))
+        if self.limiter is not None:
+            keep("limiter", made(Limiter, self.limiter, "limiter"))
+        if self.staleness is not None:
+            keep("staleness", made(Staleness, self.staleness, "staleness"))

@@ -6,11 +6,30 @@ Those of a buffer's consumers are in `consumer_options.py`. Nothing here talks t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias, TypedDict
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
-from experience_buffer.consumer_options import ConsumerConfig, Pacing, Selector, SelectorKind
+from experience_buffer._arguments import (
+    NONE,
+    Table,
+    check_number,
+    check_whole,
+    made,
+    refused,
+    shown,
+)
+from experience_buffer.consumer_options import (
+    ConsumerConfig,
+    Pacing,
+    Selector,
+    SelectorKind,
+)
+from experience_buffer.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from experience_buffer._arguments import Like, Several
 
 __all__ = [
     "AdvantageConfig",
@@ -79,12 +98,14 @@ class RetryOptions:
     reconnect_seconds: float = 300.0
 
     def __post_init__(self) -> None:
-        if self.initial_backoff_seconds <= 0 or self.max_backoff_seconds <= 0:
-            raise ValueError(f"backoff times must be above 0 seconds: {self}")
-        if self.multiplier < 1 or self.max_attempts < 0 or self.reconnect_seconds < 0:
-            raise ValueError(
-                f"multiplier must be at least 1, max_attempts and reconnect_seconds 0: {self}"
-            )
+        for name in ("initial_backoff_seconds", "max_backoff_seconds"):
+            check_number(name, getattr(self, name), is_open=True)
+        check_number("multiplier", self.multiplier, least=1)
+        check_whole("max_attempts", self.max_attempts)
+        check_number("reconnect_seconds", self.reconnect_seconds)
+
+
+_RETRY: Any = RetryOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +126,10 @@ class TlsOptions:
 
     def __post_init__(self) -> None:
         if (self.certificate_file is None) != (self.key_file is None):
-            raise ValueError("certificate_file and key_file belong together: give both or neither")
+            raise InvalidRequestError(
+                "certificate_file and key_file belong together: give both or neither",
+                subject="certificate_file",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,17 +158,17 @@ class ClientOptions:
     max_push_items: int = 512
     keepalive_seconds: float = 60.0
     keepalive_timeout_seconds: float = 20.0
-    retry: RetryOptions = field(default_factory=RetryOptions)
+    retry: Like[RetryOptions] = field(default=_RETRY)
     shared_memory: bool = True
     allow_insecure_token: bool = False
 
     def __post_init__(self) -> None:
-        if self.max_push_items < 1 or self.max_push_bytes < 1:
-            raise ValueError(f"max_push_items and max_push_bytes must be at least 1: {self}")
-        if self.max_message_bytes < 64 * 1024:
-            raise ValueError(
-                f"max_message_bytes is {self.max_message_bytes}; give at least {64 * 1024}"
-            )
+        check_whole("max_push_items", self.max_push_items, least=1)
+        check_whole("max_push_bytes", self.max_push_bytes, least=1)
+        check_whole("max_message_bytes", self.max_message_bytes, least=64 * 1024)
+        check_number("keepalive_seconds", self.keepalive_seconds)
+        check_number("keepalive_timeout_seconds", self.keepalive_timeout_seconds)
+        object.__setattr__(self, "retry", made(RetryOptions, self.retry, "retry"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,8 +191,9 @@ class WriterOptions:
     raise_on_refused: bool = True
 
     def __post_init__(self) -> None:
-        if min(self.max_pending_bytes, self.max_batch_items, self.max_batch_bytes) < 1:
-            raise ValueError(f"the bounds of a writer must be at least 1: {self}")
+        for name in ("max_pending_bytes", "max_batch_items", "max_batch_bytes"):
+            check_whole(name, getattr(self, name), least=1)
+        check_number("linger_seconds", self.linger_seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +229,9 @@ class Retention:
 class BufferConfig:
     """Everything that can be set for a buffer; None takes the server's default.
 
+    What is a value of its own may be given as in TOML, as a dict of its fields:
+    `BufferConfig("math", group_size=8, advantage="grpo", consumers=["trainer"])`.
+
     Attributes:
         name: 1 to 64 characters of letters, digits, ".", "_" and "-".
         group_by: Which key makes experiences one group: "task", "run" or "step"; "none": there are
@@ -220,9 +248,10 @@ class BufferConfig:
         on_missing_field: What happens to experiences without a field that the estimator needs:
             "refuse" names the field; "wait" stores them, and their groups wait for `annotate` until
             their deadlines.
-        consumers: The readers, a `ConsumerConfig` each; None: one consumer "trainer" that takes
-            items.
-        advantage: How advantages are computed when a group is whole.
+        consumers: The readers, each a `ConsumerConfig` or a name alone, which takes items; None:
+            one named "trainer".
+        advantage: How advantages are computed when a group is whole: an `AdvantageConfig`, the
+            estimator's name alone, or a dict with it and its parameters.
         lease_seconds: Until an unacknowledged delivery is offered again.
         max_items: Most experiences in the buffer; 0: bounded by bytes only.
         max_bytes: Most payload bytes in the buffer.
@@ -232,8 +261,8 @@ class BufferConfig:
             ("refuse"), or units that `remover` chooses make room ("evict"), or it waits in line
             ("block"); leased and retained ones stay.
         full_timeout_seconds: Under "block": the longest wait of a push for room.
-        remover: What makes room under "evict", whole groups where there are groups; a kind alone
-            becomes a `Selector` of that kind.
+        remover: What makes room under "evict", whole groups where there are groups: a `Selector`,
+            or its kind alone.
         max_pending_bytes: Most bytes of pushes that wait for their commit, and as many in line for
             room; 0: the server's bounds alone.
         retention: What leaves by its age or its policy version; None: nothing does.
@@ -256,24 +285,63 @@ class BufferConfig:
     late_members: LatePolicy | None = field(default=None, kw_only=True)
     on_bad_reward: BadRewardPolicy | None = field(default=None, kw_only=True)
     on_missing_field: MissingFieldPolicy | None = field(default=None, kw_only=True)
-    consumers: tuple[ConsumerConfig, ...] | None = field(default=None, kw_only=True)
-    advantage: AdvantageConfig | None = field(default=None, kw_only=True)
+    consumers: Several[ConsumerConfig] = field(default=NONE, kw_only=True)
+    advantage: Like[AdvantageConfig | None] = field(default=NONE, kw_only=True)
     lease_seconds: float | None = field(default=None, kw_only=True)
     max_items: int | None = field(default=None, kw_only=True)
     max_bytes: int | None = field(default=None, kw_only=True)
     duplicate_horizon_seconds: float | None = field(default=None, kw_only=True)
     on_full: FullPolicy | None = field(default=None, kw_only=True)
     full_timeout_seconds: float | None = field(default=None, kw_only=True)
-    remover: Selector | SelectorKind | None = field(default=None, kw_only=True)
+    remover: Like[Selector | None] = field(default=NONE, kw_only=True)
     max_pending_bytes: int | None = field(default=None, kw_only=True)
-    retention: Retention | None = field(default=None, kw_only=True)
+    retention: Like[Retention | None] = field(default=NONE, kw_only=True)
     on_future_version: FuturePolicy | None = field(default=None, kw_only=True)
     on_missing_version: MissingVersionPolicy | None = field(default=None, kw_only=True)
-    pacing: Pacing | None = field(default=None, kw_only=True)
+    pacing: Like[Pacing | None] = field(default=NONE, kw_only=True)
 
     def __post_init__(self) -> None:
-        if isinstance(self.remover, str):
-            object.__setattr__(self, "remover", Selector(self.remover))
+        keep = partial(object.__setattr__, self)  # It is frozen once it is made.
+        if self.consumers is not None:
+            keep("consumers", _consumers(self.consumers))
+        if self.advantage is not None:
+            keep("advantage", _advantage(self.advantage))
+        if self.remover is not None:
+            keep("remover", made(Selector, self.remover, "remover", alone="kind"))
+        if self.retention is not None:
+            keep("retention", made(Retention, self.retention, "retention"))
+        if self.pacing is not None:
+            keep("pacing", made(Pacing, self.pacing, "pacing"))
+
+
+def _consumers(given: object) -> tuple[ConsumerConfig, ...]:
+    """The readers of a list, each as it is, as a table, or as its name."""
+    if isinstance(given, (str, Mapping, ConsumerConfig)) or not isinstance(given, Sequence):
+        raise refused(
+            "consumers", given, 'a list of names, dicts or ConsumerConfig, such as ["trainer"]'
+        )
+    if not given:
+        raise refused("consumers", given, "at least one, or leave it out: nobody would read")
+    return tuple(
+        made(ConsumerConfig, each, f"consumers[{index}]", alone="name")
+        for index, each in enumerate(given)
+    )
+
+
+def _advantage(given: object) -> AdvantageConfig:
+    """An estimator as it is, as its name, or as a table where its parameters stand beside it."""
+    if isinstance(given, Mapping):
+        table = dict(given)
+        estimator = table.pop("estimator", "")
+        if isinstance(parameters := table.get("parameters"), Mapping):
+            beside = {"estimator": estimator, **parameters}
+            raise InvalidRequestError(
+                f"advantage.parameters is {shown(parameters)}; in a dict they stand beside the "
+                f"estimator: {shown(beside)}",
+                subject="advantage",
+            )
+        return AdvantageConfig(estimator, table)
+    return made(AdvantageConfig, given, "advantage", alone="estimator")
 
 
 class BufferChanges(TypedDict, total=False):
@@ -290,17 +358,17 @@ class BufferChanges(TypedDict, total=False):
     late_members: LatePolicy
     on_bad_reward: BadRewardPolicy
     on_missing_field: MissingFieldPolicy
-    consumers: tuple[ConsumerConfig, ...]
-    advantage: AdvantageConfig
+    consumers: Sequence[ConsumerConfig | str | Table]
+    advantage: AdvantageConfig | str | Table
     lease_seconds: float
     max_items: int
     max_bytes: int
     duplicate_horizon_seconds: float
     on_full: FullPolicy
     full_timeout_seconds: float
-    remover: Selector | SelectorKind
+    remover: Selector | SelectorKind | Table
     max_pending_bytes: int
-    retention: Retention | None
+    retention: Retention | Table | None
     on_future_version: FuturePolicy
     on_missing_version: MissingVersionPolicy
-    pacing: Pacing | None
+    pacing: Pacing | Table | None

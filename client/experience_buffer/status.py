@@ -97,7 +97,7 @@ def from_rpc_error(
 
     Args:
         error: Raised by a sync or an async call.
-        doing: Method and address, "Push to host:50051"; opens texts that gRPC itself wrote.
+        doing: Method and address, "push to host:50051"; opens texts that gRPC itself wrote.
         is_stream: The call is a stream. INTERNAL is then a broken stream unless the server said
             otherwise: a write that meets the end of the stream hides the server's status so
             (grpc/grpc#36066), and so does a proxy's reset. Reconnecting brings the true status.

@@ -170,4 +170,4 @@ def test_empty_pushes_are_fine(stub: Stub, name: str) -> None:
 def test_an_unknown_buffer_is_named(shared_server: Server, stub: Stub) -> None:
     code, message, details = error_of(lambda: push(stub, "no-such", group(0, 1)))
     assert (code, details["ResourceInfo"].resource_name) == ("NOT_FOUND", "no-such")
-    assert "create it with CreateBuffer" in message
+    assert "create it with create_buffer" in message

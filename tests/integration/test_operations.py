@@ -86,7 +86,7 @@ def test_get_list_and_delete(stub: Stub, name: str) -> None:
                 consumer="trainer", batch_size=1, timeout_seconds=float("nan")
             ),
             "INVALID_ARGUMENT",
-            "timeout_seconds nan",
+            "timeout nan",
         ),
         (service_pb2.SealGroupRequest(group="7/9"), "NOT_FOUND", "no member of group '7/9'"),
         (service_pb2.PublishPolicyVersionRequest(version=-1), "INVALID_ARGUMENT", "version -1"),

@@ -37,7 +37,7 @@ def test_after_so_many_deliveries_it_is_kept_away_and_listed(client: Client, nam
     assert "delivered 2 times to 'trainer' without an acknowledgement" in listed.message
     assert "nacked" in listed.message
     nothing = client.sample(1, buffer=name, timeout=0)
-    assert "1 quarantined after too many deliveries; see ReleaseQuarantined" in nothing.shortfall
+    assert "1 quarantined after too many deliveries; see release_quarantined" in nothing.shortfall
 
 
 @pytest.mark.parametrize("way", ["expired", "stream_closed"])

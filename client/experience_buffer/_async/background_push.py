@@ -7,9 +7,10 @@ import logging
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from experience_buffer._arguments import is_list, refused
 from experience_buffer._async.primitives import Closing, Condition, Lock, Worker, in_thread
 from experience_buffer._async.reconnecting import AsyncReconnecting
 from experience_buffer._messages import push_split
@@ -93,13 +94,16 @@ class AsyncBackgroundPush(OfOneProcess, Closing):
                 or some of these can't be written or are over the message limit, and all others are
                 queued.
             WrongStateError: This process was forked off from one that had used the writer.
+            InvalidRequestError: They are something else.
             ExperienceBufferError: The writer failed, or was closed; nothing more was queued.
         """
         self._check_process()
         if isinstance(experiences, (bytes, bytearray, memoryview)):
             # How many experiences it holds isn't known here.
             raise InvalidRequestError("a writer takes experiences; give a raw payload to push()")
-        many = experiences if isinstance(experiences, Sequence) else (experiences,)
+        if isinstance(experiences, (str, Mapping, Iterator)):
+            raise refused("experiences", experiences, "an experience, or a list of them")
+        many: Any = experiences if is_list(experiences) else (experiences,)
         deadline = time.monotonic() + self._client._seconds(timeout)
         with self._lock:
             self._raise_errors()

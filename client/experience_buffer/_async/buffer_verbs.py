@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Unpack
 
+from experience_buffer._arguments import Table, made
 from experience_buffer._async.connection import AsyncConnection
 from experience_buffer._async.policy_watch import AsyncPolicyVersions
 from experience_buffer._messages import config as _config
-from experience_buffer._messages import convert
+from experience_buffer._messages import convert, fields
 from experience_buffer._messages.calls import Call, number
 from experience_buffer._messages.convert import reader_of
 from experience_buffer.options import BufferChanges, BufferConfig
@@ -19,20 +20,18 @@ class AsyncBufferVerbs(AsyncConnection):
     """Verbs about whole buffers."""
 
     async def create_buffer(
-        self, config: BufferConfig | str, *, exist_ok: bool = False
+        self, config: BufferConfig | str | Table, *, exist_ok: bool = False
     ) -> BufferInfo:
         """Create a buffer.
 
         Args:
-            config: Its configuration, or just its name.
+            config: Its configuration: a `BufferConfig`, its name alone, or a dict of its fields.
             exist_ok: True: answer with the one that exists if its configuration is the same.
 
         Raises:
             AlreadyExistsError: The name is taken.
         """
-        if isinstance(config, str):
-            config = BufferConfig(config)
-        message = _config.config_to_message(config)
+        message = _config.config_to_message(made(BufferConfig, config, "config", alone="name"))
         return await self._call(
             "CreateBuffer", convert.buffer, idempotent=exist_ok, config=message, exist_ok=exist_ok
         )
@@ -114,10 +113,13 @@ class AsyncBufferVerbs(AsyncConnection):
             buffer: The buffer's name.
             ttl_seconds: After which a place that nothing was pushed for is free again; 0: an hour.
         """
-        names = [groups] if isinstance(groups, str) else list(groups)
         parse = reader_of(Reservation)
         return await self._call(
-            "ReserveGroups", parse, buffer=buffer, groups=names, ttl_seconds=ttl_seconds
+            "ReserveGroups",
+            parse,
+            buffer=buffer,
+            groups=fields.texts("groups", groups),
+            ttl_seconds=ttl_seconds,
         )
 
     async def snapshot(self, label: str = "", *, timeout: float = 3600.0) -> SnapshotResult:

@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import Any
 
 from experience_buffer._async.connection import AsyncConnection
-from experience_buffer._messages import delivery_calls, timeline
+from experience_buffer._messages import delivery_calls, fields, timeline
 from experience_buffer._messages.calls import number
 from experience_buffer._messages.convert import reader_of
 from experience_buffer._messages.delivery_calls import Priorities
@@ -171,7 +171,7 @@ class AsyncDeliveryVerbs(AsyncConnection):
         Raises:
             ExperienceNotFoundError: A named one isn't quarantined; the others are offered again.
         """
-        names = [uids] if isinstance(uids, str) else list(uids or ())
+        names = [] if uids is None else fields.texts("uids", uids)
         if uids is not None and not names:
             return 0
         parse = number("num_units")

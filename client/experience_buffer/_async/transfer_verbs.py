@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from experience_buffer._arguments import Table, made
 from experience_buffer._async.batch import AsyncBatch
 from experience_buffer._async.delivery_verbs import AsyncDeliveryVerbs
 from experience_buffer._async.primitives import in_thread
@@ -79,7 +80,7 @@ class AsyncTransferVerbs(AsyncDeliveryVerbs):
         *,
         buffer: str = "default",
         group_size: int = 0,
-        options: WriterOptions | None = None,
+        options: WriterOptions | Table | None = None,
     ) -> AsyncWriter:
         """Make a writer that pushes in the background; use it as a context manager.
 
@@ -89,7 +90,10 @@ class AsyncTransferVerbs(AsyncDeliveryVerbs):
             options: Bounds of its queue and of its requests.
         """
         return AsyncWriter(
-            self, buffer=buffer, group_size=group_size, options=options or WriterOptions()
+            self,
+            buffer=buffer,
+            group_size=group_size,
+            options=WriterOptions() if options is None else made(WriterOptions, options, "options"),
         )
 
     async def sample(

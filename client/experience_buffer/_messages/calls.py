@@ -13,7 +13,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from google.protobuf.message import Message
 
-from experience_buffer._messages import convert
+from experience_buffer._messages import convert, fields
 from experience_buffer._messages.names import STATE
 from experience_buffer.errors import InvalidRequestError
 from experience_buffer.v1 import service_pb2 as pb
@@ -35,36 +35,26 @@ class Call(Generic[T]):
     """Doing it twice is as good as doing it once."""
 
 
-def build(message: type[M], **fields: Any) -> M:
+def build(message: type[M], **values: Any) -> M:
     """Make a request.
 
     Raises:
         InvalidRequestError: A value has the wrong type or sign.
     """
     request = message()
-    for field, value in fields.items():
-        try:
-            target = getattr(request, field)
-            if isinstance(target, Message):
-                target.CopyFrom(value)
-            elif isinstance(value, (list, tuple)):
-                target.extend(value)
-            else:
-                setattr(request, field, value)
-        except (AttributeError, TypeError, ValueError) as error:
-            raise InvalidRequestError(f"{field} is {value!r}: {error}", subject=field) from None
+    fields.fill(request, values)
     return request
 
 
 def call_of(
-    method: str, parse: Callable[[Any], T], *, idempotent: bool = True, **fields: Any
+    method: str, parse: Callable[[Any], T], *, idempotent: bool = True, **values: Any
 ) -> Call[T]:
     """The call of a method whose request has these fields.
 
     Raises:
         InvalidRequestError: A value has the wrong type or sign.
     """
-    return Call(method, build(getattr(pb, f"{method}Request"), **fields), parse, idempotent)
+    return Call(method, build(getattr(pb, f"{method}Request"), **values), parse, idempotent)
 
 
 def number(field: str) -> Callable[[Any], int]:
@@ -93,12 +83,14 @@ def delete(
         InvalidRequestError: Both uids and a filter, or neither, are given.
     """
     if uids is not None and where != pb.Filter():
-        raise InvalidRequestError("give uids or a filter, not both", subject="uids")
+        raise InvalidRequestError(
+            "delete takes uids, or tid, rid, sid and state; give one of the two", subject="uids"
+        )
     if uids is None and where == pb.Filter():
         raise InvalidRequestError(
-            "give uids, or at least one of tid, rid, sid and state", subject="uids"
+            "delete needs uids, or at least one of tid, rid, sid and state", subject="uids"
         )
-    names = [uids] if isinstance(uids, str) else list(uids or ())
+    names = [] if uids is None else fields.texts("uids", uids)
     if uids is not None and not names:
         return None
     parse = convert.reader_of(DeleteResult)

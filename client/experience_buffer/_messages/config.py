@@ -7,20 +7,20 @@ contract: so the messages' own descriptors say how to translate.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Final
 
 from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
 
+from experience_buffer._arguments import misspelt, refused
+from experience_buffer._messages.fields import unfit
 from experience_buffer._messages.names import names_of
-from experience_buffer.consumer_options import (
-    Selector,
-    SelectorKind,
-)
 from experience_buffer.errors import InvalidRequestError
 from experience_buffer.options import AdvantageConfig, BufferChanges, BufferConfig
 from experience_buffer.v1 import config_pb2, service_pb2
 
+_FIELDS: Final = tuple(field.name for field in dataclasses.fields(BufferConfig)[1:])
 OPTIONAL: Final = ("pacing", "retention")
 """Those of which None is a value of its own when a configuration is changed."""
 
@@ -42,6 +42,11 @@ def update_request(name: str, changes: BufferChanges) -> service_pb2.UpdateBuffe
     Raises:
         InvalidRequestError: None is given, or a value is malformed.
     """
+    for field in changes:
+        if field not in _FIELDS:
+            raise InvalidRequestError(
+                f"update_buffer has no field {field!r}; {misspelt(field, _FIELDS)}", subject=field
+            )
     config = BufferConfig(name, **changes)
     paths = changed_fields(config)
     paths += [name for name in OPTIONAL if name in changes and name not in paths]
@@ -67,17 +72,15 @@ def _fill(message: Message, values: object, where: str = "") -> None:
     for field in message.DESCRIPTOR.fields:
         name, place = field.name, where + field.name
         value = getattr(values, name)
-        if value is None and name != "selector":
-            continue  # A consumer always has a selector.
+        if value is None:
+            continue
         if field.enum_type is not None:
             setattr(message, name, names_of(field.enum_type).number(value, place))
         elif field.message_type is None:
             try:
                 setattr(message, name, value)
-            except (TypeError, ValueError) as error:
-                raise InvalidRequestError(
-                    f"{place} is {value!r:.200}: {error}", subject=place
-                ) from None
+            except (TypeError, ValueError):
+                raise unfit(place, value, field) from None
         else:
             _fill_part(getattr(message, name), value, place)
 
@@ -88,35 +91,25 @@ def _fill_part(target: Any, value: Any, where: str) -> None:
         _fill_advantage(target, value)
     elif isinstance(target, Message):
         target.SetInParent()
-        is_selector = isinstance(target, config_pb2.Selector)
-        _fill(target, _selector(value, where) if is_selector else value, f"{where}.")
+        _fill(target, value, f"{where}.")
     else:
-        for part in value:
-            _fill(target.add(), part, f"{where}.")
-
-
-def _selector(selector: Selector | SelectorKind, where: str) -> Selector:
-    if isinstance(selector, str):
-        selector = Selector(selector)
-    if not isinstance(selector, Selector):
-        raise InvalidRequestError(
-            f"{where} is {selector!r:.200}; give a Selector or the name of its kind", subject=where
-        )
-    return selector
+        for index, part in enumerate(value):
+            _fill(target.add(), part, f"{where}[{index}].")
 
 
 def _fill_advantage(message: config_pb2.AdvantageConfig, advantage: AdvantageConfig) -> None:
-    field = "estimator"
+    where = "advantage.estimator"
+    if not isinstance(advantage.estimator, str):
+        raise refused(where, advantage.estimator, 'an estimator\'s name as text, such as "grpo"')
+    if not isinstance(advantage.parameters, Mapping):
+        raise refused("advantage.parameters", advantage.parameters, "a dict of values by name")
     try:
-        message.estimator = advantage.estimator
-        field = "parameters"
-        for name, value in dict(advantage.parameters).items():
-            if not isinstance(value, (bool, int, float, str)):
-                raise TypeError(f"{name} is a {type(value).__name__}")
+        value: Any = advantage.estimator
+        message.estimator = value
+        for name, value in advantage.parameters.items():
+            where = f"advantage.{name}"
+            if not isinstance(name, str) or not isinstance(value, (bool, int, float, str)):
+                raise TypeError
             message.parameters[name] = value
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidRequestError(
-            f"advantage.{field} is {getattr(advantage, field)!r:.200}: {error}; give numbers, "
-            "booleans and texts by name",
-            subject=f"advantage.{field}",
-        ) from None
+    except (TypeError, ValueError, OverflowError):
+        raise refused(where, value, "a number, True, False or text") from None

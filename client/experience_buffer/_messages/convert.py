@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from google.protobuf.message import Message
 from google.protobuf.struct_pb2 import ListValue, Struct
 
+from experience_buffer._arguments import refused
+from experience_buffer._messages import fields
 from experience_buffer._messages.batch_data import LazyPacked, LazyPayloads
 from experience_buffer._messages.names import (
     ANNOTATE_REFUSAL,
@@ -29,6 +31,7 @@ from experience_buffer.consumer_options import (
     Selector,
     Staleness,
 )
+from experience_buffer.eid import EID
 from experience_buffer.options import AdvantageConfig, BufferConfig, Retention
 from experience_buffer.outcomes import AnnotateOutcome, PushOutcome, PushResult
 from experience_buffer.v1 import config_pb2, service_pb2, types_pb2
@@ -57,13 +60,28 @@ _COUNTS: Final = frozenset({"members", "votes", "batch_groups", "batch_members",
 """Entries of a computation that are whole numbers; in a struct every number is a float."""
 
 
-def tombstone_to_message(tombstone: Tombstone) -> types_pb2.Tombstone:
-    """Translate a tombstone."""
-    eid = tombstone.eid
-    identity = types_pb2.ExperienceId(
-        batch=str(eid.batch), task=str(eid.task), run=eid.run, step=eid.step, suffix=eid.suffix
-    )
-    return types_pb2.Tombstone(id=identity, reason=tombstone.reason)
+def tombstones_to_messages(tombstones: Sequence[Tombstone]) -> list[types_pb2.Tombstone]:
+    """Translate tombstones.
+
+    Raises:
+        InvalidRequestError: They are something else; the error names the entry and its part.
+    """
+    if isinstance(tombstones, (Tombstone, str, bytes)) or not isinstance(tombstones, Iterable):
+        raise refused("tombstones", tombstones, "a list of Tombstone(eid, reason)")
+    return [_tombstone(each, f"tombstones[{index}]") for index, each in enumerate(tombstones)]
+
+
+def _tombstone(tombstone: Tombstone, where: str) -> types_pb2.Tombstone:
+    if not isinstance(tombstone, Tombstone):
+        raise refused(where, tombstone, "Tombstone(eid, reason)")
+    eid, message = tombstone.eid, types_pb2.Tombstone()
+    if not isinstance(eid, EID):
+        raise refused(f"{where}.eid", eid, "EID(batch=..., task=..., run=...)")
+    parts = eid.to_dict()
+    parts |= {"batch": str(eid.batch), "task": str(eid.task)}
+    fields.fill(message.id, parts, f"{where}.eid.")
+    fields.fill(message, {"reason": tombstone.reason}, f"{where}.")
+    return message
 
 
 def uid_of(message: types_pb2.ExperienceId) -> str:

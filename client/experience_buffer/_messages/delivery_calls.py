@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+from experience_buffer._arguments import refused
 from experience_buffer._codec import memory
 from experience_buffer._messages import convert, sample_bytes
 from experience_buffer._messages.calls import Call, build, call_of, number
@@ -22,6 +23,10 @@ MAX_UPDATES: Final = 10_000
 """Priorities in one request."""
 Priorities: TypeAlias = Mapping[str, float] | Iterable[tuple[str, float] | tuple[str, float, int]]
 """New priorities by uid, or as (uid, priority) or (uid, priority, generation)."""
+_ENTRIES: Final = (
+    "{uid: priority}, or tuples (uid, priority) or (uid, priority, generation): uids are text, "
+    "priorities numbers"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +103,10 @@ def update_priorities(priorities: Priorities, *, buffer: str) -> Iterator[Call[P
     Raises:
         InvalidRequestError: An entry is malformed, or a uid is given twice; no request is made.
     """
-    entries = priorities.items() if isinstance(priorities, Mapping) else priorities
-    updates = [_update(entry) for entry in entries]
+    entries: Any = priorities.items() if isinstance(priorities, Mapping) else priorities
+    if isinstance(entries, (str, bytes)) or not isinstance(entries, Iterable):
+        raise refused("priorities", entries, _ENTRIES)
+    updates = [_update(index, entry) for index, entry in enumerate(entries)]
     seen: set[str] = set()
     for update in updates:
         if update.uid in seen:
@@ -123,17 +130,17 @@ def join_priorities(results: Iterable[PriorityResult]) -> PriorityResult:
     )
 
 
-def _update(entry: Any) -> pb.PriorityUpdate:
+def _update(index: int, entry: Any) -> pb.PriorityUpdate:
     try:
+        if isinstance(entry, (str, bytes)):
+            raise TypeError
         uid, priority, *rest = entry
         [generation] = rest or [0]
+        if isinstance(priority, (str, bytes)):
+            raise TypeError
         return pb.PriorityUpdate(uid=uid, priority=float(priority), generation=generation)
-    except (TypeError, ValueError) as error:
-        raise InvalidRequestError(
-            f"priorities has {entry!r:.200}: {error}; give (uid, priority) or (uid, priority, "
-            "generation)",
-            subject="priorities",
-        ) from None
+    except (TypeError, ValueError):
+        raise refused(f"priorities[{index}]", entry, _ENTRIES) from None
 
 
 def _priorities_call(updates: list[pb.PriorityUpdate], buffer: str) -> Call[PriorityResult]:

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from experience_buffer._arguments import is_list, refused
 from experience_buffer._messages import convert, push_bytes, push_split
 from experience_buffer._messages.calls import Call
 from experience_buffer._messages.push_bytes import Payload, Pieces
-from experience_buffer.errors import ExperienceBufferError, InvalidRequestError, TrxpError
+from experience_buffer.errors import ExperienceBufferError, TrxpError
 from experience_buffer.options import ClientOptions
 from experience_buffer.outcomes import PushOutcome, PushResult
 from experience_buffer.v1 import types_pb2
@@ -102,18 +103,15 @@ class Push:
         self._waiting: deque[Share] = deque()
         """Parts of what was too much at once."""
         self._under_way = Share(0)
-        dead = [convert.tombstone_to_message(tombstone) for tombstone in tombstones]
+        dead = convert.tombstones_to_messages(tombstones)
         self._shares: Iterator[Share | PushOutcome]
         if isinstance(experiences, (bytes, bytearray, memoryview)):
             self._shares = iter([Share(0, [[bytes(experiences)]], None, dead)])
-        elif hasattr(experiences, "__len__"):
+        elif is_list(experiences):
             self._shares = self._cut(experiences, dead)
         else:
-            kind = type(experiences).__name__
-            raise InvalidRequestError(
-                f"push takes a list of experiences or one payload, not {kind}; give [experience]",
-                subject="experiences",
-            )
+            wanted = "a list of experiences: [experience]; or one TRXP payload as bytes"
+            raise refused("experiences", experiences, wanted)
 
     def _cut(
         self, experiences: Sequence[Experience], dead: Sequence[types_pb2.Tombstone]

@@ -6,6 +6,7 @@ import operator
 from collections.abc import Mapping
 from typing import Any, Final
 
+from experience_buffer._arguments import refused
 from experience_buffer.errors import InvalidRequestError
 
 VERSION: Final = 1
@@ -28,10 +29,7 @@ def read_state(state: Mapping[str, Any]) -> tuple[int, str, str]:
         InvalidRequestError: It is something else, or of a newer client.
     """
     if not isinstance(state, Mapping) or "version" not in state:
-        raise InvalidRequestError(
-            f"{state!r:.200} is no state of a client; give what state_dict returned",
-            subject="state",
-        )
+        raise refused("state", state, "what state_dict returned")
     if state["version"] != VERSION:
         raise InvalidRequestError(
             f"the state has version {state['version']!r:.200}, this client reads {VERSION}: use "
@@ -50,8 +48,8 @@ def read_state(state: Mapping[str, Any]) -> tuple[int, str, str]:
 def _index(step: Any) -> int:
     """A step as a plain integer; those of numpy and torch are integers too."""
     try:
+        if isinstance(step, bool):
+            raise TypeError
         return operator.index(step)
     except TypeError:
-        raise InvalidRequestError(
-            f"step is {step!r:.200}; give the training step as an integer", subject="step"
-        ) from None
+        raise refused("step", step, "the training step as a whole number") from None

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from experience_buffer._arguments import Table, made
 from experience_buffer._messages import delivery_calls
 from experience_buffer._messages.names import FORMAT
 from experience_buffer._messages.push_plan import Push
@@ -80,7 +81,7 @@ class TransferVerbs(DeliveryVerbs):
         *,
         buffer: str = "default",
         group_size: int = 0,
-        options: WriterOptions | None = None,
+        options: WriterOptions | Table | None = None,
     ) -> Writer:
         """Make a writer that pushes in the background; use it as a context manager.
 
@@ -90,7 +91,10 @@ class TransferVerbs(DeliveryVerbs):
             options: Bounds of its queue and of its requests.
         """
         return Writer(
-            self, buffer=buffer, group_size=group_size, options=options or WriterOptions()
+            self,
+            buffer=buffer,
+            group_size=group_size,
+            options=WriterOptions() if options is None else made(WriterOptions, options, "options"),
         )
 
     def sample(

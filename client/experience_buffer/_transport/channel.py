@@ -27,14 +27,15 @@ def parse_address(address: str) -> str:
             "unix:/run/buffer.sock" or "dns:///host:port". The port defaults to 50051.
 
     Raises:
-        ValueError: None of these forms.
+        InvalidRequestError: None of these forms.
     """
     if address.startswith(_SCHEMES):
         return address
     match = re.fullmatch(r"(\[[0-9a-fA-F:.%]+\]|[^\s:/\[\]]+)(?::(\d{1,5}))?", address)
     if match is None or not 0 < int(match[2] or DEFAULT_PORT) < 65536:
-        raise ValueError(
-            f"address {address!r} is none of 'host', 'host:port', '[v6 address]:port', 'unix:path'"
+        raise InvalidRequestError(
+            f"address {address!r} is none of 'host', 'host:port', '[v6 address]:port', 'unix:path'",
+            subject="address",
         )
     return f"{match[1]}:{match[2] or DEFAULT_PORT}"
 
@@ -167,13 +168,14 @@ def metadata(token: str | None) -> tuple[tuple[str, str], ...]:
     """The metadata that every call carries.
 
     Raises:
-        ValueError: The token has characters that no token has; they aren't repeated in the text.
+        InvalidRequestError: The token has characters that no token has; they aren't repeated in the text.
     """
     if token is None:
         return ()
     if not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise ValueError(
+        raise InvalidRequestError(
             f"the token has {len(token)} characters, not all of them printable ASCII without white "
-            "space; strip() removes the end of a line that was read from a file"
+            "space; strip() removes the end of a line that was read from a file",
+            subject="token",
         )
     return (("authorization", f"Bearer {token}"),)

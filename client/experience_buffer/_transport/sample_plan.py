@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from experience_buffer import status
+from experience_buffer._arguments import check_whole
 from experience_buffer._codec import memory
 from experience_buffer._messages import convert, sample_bytes, shared_memory
 from experience_buffer._messages.calls import build
@@ -14,7 +15,7 @@ from experience_buffer._messages.names import FORMAT
 from experience_buffer._transport.retry import is_retryable
 from experience_buffer._transport.settings import bounded_seconds
 from experience_buffer.consumer_options import SampleFormat
-from experience_buffer.errors import DeadlineExceededError, InvalidRequestError
+from experience_buffer.errors import DeadlineExceededError
 from experience_buffer.v1 import service_pb2, types_pb2
 
 
@@ -42,15 +43,8 @@ class StreamPlan:
     """Whether batches may come in memory that is shared with the server, where there is any."""
 
     def __post_init__(self) -> None:
-        if self.prefetch < 1:
-            raise InvalidRequestError(
-                f"prefetch is {self.prefetch}; give at least 1", subject="prefetch"
-            )
-        if self.max_bytes < 0:
-            raise InvalidRequestError(
-                f"max_bytes is {self.max_bytes}; give 0 for any number of bytes, or more",
-                subject="max_bytes",
-            )
+        check_whole("prefetch", self.prefetch, least=1)
+        check_whole("max_bytes", self.max_bytes)
         if self.first_timeout is not None:
             first = bounded_seconds(self.first_timeout, "first_timeout")
             object.__setattr__(self, "first_timeout", first)

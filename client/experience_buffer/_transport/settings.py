@@ -9,6 +9,8 @@ from typing import Any, Final, Never
 import grpc
 
 from experience_buffer import status
+from experience_buffer._arguments import Table, check_number, made, refused
+from experience_buffer._messages import fields
 from experience_buffer._transport import channel
 from experience_buffer.errors import CallCancelledError, ExperienceBufferError, InvalidRequestError
 from experience_buffer.options import ClientOptions, TlsOptions
@@ -27,23 +29,32 @@ class ClientSettings:
         *,
         token: str | None = None,
         timeout: float = 30.0,
-        tls: TlsOptions | None = None,
-        options: ClientOptions | None = None,
+        tls: TlsOptions | Table | None = None,
+        options: ClientOptions | Table | None = None,
     ) -> None:
+        if not isinstance(address, str):
+            raise refused("address", address, "'host:port' as text")
+        if token is not None and not isinstance(token, str):
+            # Its value isn't repeated.
+            raise InvalidRequestError(
+                f"token is of type {type(token).__name__}; give text", subject="token"
+            )
+        check_number("timeout", timeout, is_open=True)
         self._address = address
         self._target = channel.parse_address(address)
         self._token = token
         self._timeout = timeout
         """As given; `_seconds` is what counts."""
-        self._tls = tls
-        self._options = options or ClientOptions()
-        if not timeout > 0:
-            raise ValueError(f"timeout is {timeout} seconds; give more than 0")
+        self._tls = None if tls is None else made(TlsOptions, tls, "tls")
+        self._options = (
+            ClientOptions() if options is None else made(ClientOptions, options, "options")
+        )
         safe = tls is not None or channel.is_local(self._target)
         if token is not None and not safe and not self._options.allow_insecure_token:
-            raise ValueError(
+            raise InvalidRequestError(
                 f"the token would travel unencrypted to {address!r}: pass tls=TlsOptions(), or "
-                "options=ClientOptions(allow_insecure_token=True) where the network is trusted"
+                "options=ClientOptions(allow_insecure_token=True) where the network is trusted",
+                subject="token",
             )
         self._metadata = channel.metadata(token)
         self._prepare()
@@ -86,7 +97,7 @@ class ClientSettings:
             return closed_error("client")
         return status.from_rpc_error(
             error,
-            doing=f"{method} to {self._address}",
+            doing=f"{fields.verb(method)} to {self._address}",
             is_stream=method.endswith("Stream") or method.startswith("Watch"),
         )
 
@@ -127,7 +138,7 @@ def bounded_seconds(seconds: float, what: str = "timeout") -> float:
     except OverflowError:
         given = math.inf
     if math.isnan(given):
-        raise InvalidRequestError(f"{what} is {seconds}; give a number of seconds", subject=what)
+        raise refused(what, seconds, "a number of seconds")
     return min(given, _MOST_SECONDS)
 
 

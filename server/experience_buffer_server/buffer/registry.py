@@ -145,7 +145,7 @@ class Registry:
         buffer = self._buffers.get(name)
         if buffer is None:
             raise errors.BufferNotFoundError(
-                f"no buffer {name!r}; create it with CreateBuffer or in the configuration; "
+                f"no buffer {name!r}; create it with create_buffer or in the configuration; "
                 f"there are {sorted(filter(current_caller().covers, self._buffers))}",
                 subject=name,
             )

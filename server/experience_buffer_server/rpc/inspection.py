@@ -59,7 +59,8 @@ def list_page(buffer: Buffer, request: service_pb2.ListRequest) -> service_pb2.L
         )
     if request.page_token and not _PAGE_TOKEN.fullmatch(request.page_token):
         raise errors.InvalidRequestError(
-            f"page_token {request.page_token!r} is not one that List returned", subject="page_token"
+            f"page_token {request.page_token!r} is not one that a page ended with",
+            subject="page_token",
         )
     after = int(request.page_token or 0)
     looked = list(itertools.islice(buffer.since(after), _MAX_LOOKS + 1))
@@ -101,7 +102,8 @@ async def delete(buffer: Buffer, request: service_pb2.DeleteRequest) -> service_
                 entries.append(entry)
     elif request.filter == service_pb2.Filter():
         raise errors.InvalidRequestError(
-            "give uids or a filter; to remove everything, use DeleteBuffer", subject="filter"
+            "give uids, or tid, rid, sid or state; to remove everything, use delete_buffer",
+            subject="filter",
         )
     else:
         entries, after = [], 0

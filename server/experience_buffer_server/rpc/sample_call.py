@@ -148,7 +148,7 @@ class _Answer:
             what = f"one {unit} takes" if len(units) == 1 else f"{len(units)} {unit}s take"
             raise errors.ResourceExhaustedError(
                 f"{what} {num_bytes} bytes, the limit server.max_message_bytes is {most}; use "
-                "SampleStream, or raise the limit",
+                "a stream, or raise the limit",
                 subject=self.request.consumer,
             )
         self.data = sample_response(response, large)

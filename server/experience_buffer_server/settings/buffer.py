@@ -38,10 +38,8 @@ class AdvantageSettings(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _table(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            raise ValueError(f'give a table: advantage = {{ estimator = "{value}" }}')
-        return value
+    def _name_alone(cls, value: Any) -> Any:
+        return {"estimator": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _check(self) -> AdvantageSettings:

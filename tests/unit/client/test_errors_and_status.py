@@ -46,7 +46,7 @@ class Failed(grpc.RpcError):
 def over_the_wire(error: errors.ExperienceBufferError) -> errors.ExperienceBufferError:
     sent = status.to_status(error)
     failed = Failed(sent.code, sent.details, sent.trailing_metadata)
-    return status.from_rpc_error(failed, doing="Push to host:1")
+    return status.from_rpc_error(failed, doing="push to host:1")
 
 
 @pytest.mark.parametrize("cls", ALL)
@@ -105,9 +105,9 @@ def test_lone_surrogates_do_not_break_the_answer() -> None:
 
 def test_texts_of_grpc_itself_name_the_call_and_the_cure() -> None:
     failed = Failed(grpc.StatusCode.UNAVAILABLE, "connection refused")
-    error = status.from_rpc_error(failed, doing="Push to host:1")
+    error = status.from_rpc_error(failed, doing="push to host:1")
     assert type(error) is errors.UnavailableError
-    assert "Push to host:1" in str(error)
+    assert "push to host:1" in str(error)
     assert "connection refused" in str(error)
     assert "check that the server runs" in str(error)
 
@@ -121,7 +121,7 @@ def test_damaged_details_are_ignored(blob: bytes) -> None:
 def test_reason_of_another_status_does_not_win() -> None:
     sent = status.to_status(errors.LeaseNotFoundError("x"))
     failed = Failed(grpc.StatusCode.UNAVAILABLE, "x", sent.trailing_metadata)
-    assert type(status.from_rpc_error(failed, doing="Ack to h")) is errors.UnavailableError
+    assert type(status.from_rpc_error(failed, doing="ack to h")) is errors.UnavailableError
 
 
 def test_internal_on_a_stream_is_a_broken_stream_unless_the_server_says_so() -> None:
@@ -140,9 +140,9 @@ def test_internal_on_a_stream_is_a_broken_stream_unless_the_server_says_so() -> 
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_cancelled_is_a_server_that_goes_away_unless_the_server_says_so(is_stream: bool) -> None:
     failed = Failed(grpc.StatusCode.CANCELLED, "CANCELLED")
-    error = status.from_rpc_error(failed, doing="Ack to host:1", is_stream=is_stream)
+    error = status.from_rpc_error(failed, doing="ack to host:1", is_stream=is_stream)
     assert type(error) is errors.UnavailableError
-    assert "Ack to host:1 failed (CANCELLED)" in str(error)
+    assert "ack to host:1 failed (CANCELLED)" in str(error)
     assert type(over_the_wire(errors.CallCancelledError("x"))) is errors.CallCancelledError
 
 

@@ -105,8 +105,8 @@ def check_count(num_updates: int) -> None:
     """
     if num_updates > MAX_UPDATES:
         raise errors.InvalidRequestError(
-            f"{num_updates} updates in one call, the limit is {MAX_UPDATES}; split them",
-            subject="updates",
+            f"{num_updates} priorities in one call, the limit is {MAX_UPDATES}; split them",
+            subject="priorities",
         )
 
 
@@ -114,5 +114,5 @@ def _check(updates: Sequence[PriorityUpdate]) -> None:
     check_count(len(updates))
     if len({update.uid for update in updates}) < len(updates):
         raise errors.InvalidRequestError(
-            "a uid is named twice; give each one priority", subject="updates"
+            "a uid is named twice; give each one priority", subject="priorities"
         )

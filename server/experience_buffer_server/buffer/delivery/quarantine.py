@@ -43,7 +43,7 @@ def blame(
         return
     text = (
         f"delivered {unit.num_deliveries} times to {consumer_name!r} without an "
-        f"acknowledgement, the last one {reason.replace('_', ' ')}; ReleaseQuarantined offers "
+        f"acknowledgement, the last one {reason.replace('_', ' ')}; release_quarantined offers "
         "it again"
     )
     state.progress.quarantine(batch, unit, consumer, text)

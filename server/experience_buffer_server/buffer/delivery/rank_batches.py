@@ -121,7 +121,7 @@ class RankBatches:
                 raise errors.WrongStateError(
                     f"lease {lease.id} of consumer {consumer.name!r} of buffer {self._state.name!r} is "
                     f"shared by {lease.world_size} ranks, this call says {rank_of.world_size}; "
-                    "acknowledge or nack it, or Rewind to the step of the last checkpoint, first",
+                    "acknowledge or nack it, or rewind to the step of the last checkpoint, first",
                     subject="world_size",
                 )
             is_next = lease.id > after and rank_of.rank not in lease.acked_parts
@@ -141,7 +141,7 @@ def _check(rank_of: RankOf) -> None:
         raise errors.InvalidRequestError(
             f"rank {rank_of.rank} of {rank_of.world_size}: rank must be at least 0 and below "
             f"world_size, world_size 1 to {_MAX_WORLD_SIZE}",
-            subject="rank_of",
+            subject="rank",
         )
 
 

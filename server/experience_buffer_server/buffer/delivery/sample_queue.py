@@ -267,7 +267,7 @@ class Line:
         if consumer.quarantined:
             texts.append(
                 f"{len(consumer.quarantined)} quarantined after too many deliveries; see "
-                "ReleaseQuarantined"
+                "release_quarantined"
             )
         if consumer.timeline.num_retained:
             texts.append(f"{consumer.timeline.num_retained} acknowledged and kept for a rewind")
@@ -286,7 +286,7 @@ class Line:
         if taken.units and taken.cut_by == "message":
             return (
                 f"{size}: more would exceed {want.max_bytes} bytes (server.max_message_bytes); "
-                "SampleStream sends any batch in frames"
+                "a stream sends any batch in frames"
             )
         why = self.explain_wait(consumer, want.batch_size, taken.words)
         return f"{size} after waiting {want.timeout_seconds:g} s: {why}"

@@ -197,7 +197,7 @@ class Grouping:
         age = max(clock.now() - oldest.record.push_time, 0.0)
         return (
             f"{len(lacking)} experiences wait for fields, the oldest, {oldest.record.uid!r}, for "
-            f"{', '.join(oldest.missing)} for {age:.1f} s; add them with Annotate"
+            f"{', '.join(oldest.missing)} for {age:.1f} s; add them with annotate"
         )
 
     def describe(self) -> str:

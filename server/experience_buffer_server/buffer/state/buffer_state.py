@@ -164,7 +164,7 @@ class BufferState:
             names = sorted(other.name for other in self.consumers.values() if not other.closed)
             raise errors.ConsumerNotFoundError(
                 f"buffer {self.name!r} has no consumer {name!r}; it has {names}; add one with "
-                "UpdateBuffer",
+                "update_buffer",
                 subject=name,
             )
         return consumer

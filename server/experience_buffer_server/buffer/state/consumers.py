@@ -106,7 +106,7 @@ def checked_want(
         )
     if not timeout_seconds >= 0:
         raise errors.InvalidRequestError(
-            f"timeout_seconds {timeout_seconds} must be at least 0", subject="timeout_seconds"
+            f"timeout {timeout_seconds} must be at least 0 seconds", subject="timeout"
         )
     return Want(
         batch_size=batch_size,

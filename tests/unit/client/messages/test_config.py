@@ -101,7 +101,6 @@ def test_changes_are_the_configurations_fields() -> None:
 CONSUMER_MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"selector": "random"}, "selector.kind"),
     ({"selector": Selector("uniform", seed=-1)}, "selector.seed"),
-    ({"selector": None}, "selector"),
     ({"max_deliveries": -1}, "max_deliveries"),
     ({"retain_steps": "all"}, "retain_steps"),
     ({"limiter": Limiter(min_size=-1)}, "limiter.min_size"),
@@ -148,35 +147,38 @@ def test_what_is_absent_from_a_consumer_is_the_default() -> None:
         ({"group_by": "tasks"}, "group_by"),
         ({"group_size": -1}, "group_size"),
         ({"max_items": "many"}, "max_items"),
-        ({"consumers": (ConsumerConfig("a", "batch"),)}, "consumers.unit"),  # type: ignore[arg-type]
+        ({"consumers": (ConsumerConfig("a", "batch"),)}, "consumers[0].unit"),  # type: ignore[arg-type]
         ({"on_missing_field": "drop"}, "on_missing_field"),
         ({"on_full": "drop"}, "on_full"),
         ({"on_future_version": "drop"}, "on_future_version"),
         ({"remover": "oldest"}, "remover.kind"),
         ({"remover": Selector("max", key="length")}, "remover.key"),  # type: ignore[arg-type]
-        ({"remover": {"kind": "max"}}, "remover"),
+        ({"remover": {"kind": "maximum"}}, "remover.kind"),
+        ({"remover": {"kin": "max"}}, "remover"),
+        ({"remover": 7}, "remover"),
+        ({"name": 7}, "name"),
         ({"pacing": Pacing(consumer="a", max_staleness=-1, batch_size=1)}, "pacing.max_staleness"),
         *(
-            ({"consumers": (ConsumerConfig("a", **bad),)}, f"consumers.{where}")
+            ({"consumers": (ConsumerConfig("a", **bad),)}, f"consumers[0].{where}")
             for bad, where in CONSUMER_MISTAKES
         ),
         ({"advantage": AdvantageConfig(7)}, "advantage.estimator"),  # type: ignore[arg-type]
         *(
-            ({"advantage": AdvantageConfig("x", bad)}, "advantage.parameters")  # type: ignore[arg-type]
-            for bad in (
-                {"a": object()},
-                {"a": None},
-                {"a": [1.0]},
-                {"a": {"b": 1.0}},
-                {"a": 10**400},
-                {"a": "\ud800"},
-                {3: 1.0},
-                17,
+            ({"advantage": AdvantageConfig("x", bad)}, where)  # type: ignore[arg-type]
+            for bad, where in (
+                ({"a": object()}, "advantage.a"),
+                ({"a": None}, "advantage.a"),
+                ({"a": [1.0]}, "advantage.a"),
+                ({"a": {"b": 1.0}}, "advantage.a"),
+                ({"a": 10**400}, "advantage.a"),
+                ({"a": "\ud800"}, "advantage.a"),
+                ({3: 1.0}, "advantage.3"),
+                (17, "advantage.parameters"),
             )
         ),
     ],
 )
 def test_bad_configuration_names_the_field(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRequestError, match=field.split(".")[-1]) as caught:
-        _config.config_to_message(BufferConfig("math", **changes))
+        _config.config_to_message(BufferConfig(**{"name": "math"} | changes))
     assert caught.value.subject == field

@@ -47,7 +47,7 @@ def test_protobuf_reads_what_was_meant(
     fields = push_bytes.push_fields(
         buffer=buffer,
         group_size=group_size,
-        tombstones=[convert.tombstone_to_message(Tombstone(eid, each)) for each in reasons],
+        tombstones=convert.tombstones_to_messages([Tombstone(eid, each) for each in reasons]),
     )
     views = [[memoryview(piece) for piece in pieces] for pieces in payloads]
     written = push_bytes.push_request(fields, views)

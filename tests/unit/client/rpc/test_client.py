@@ -113,7 +113,7 @@ def test_retries_end_at_the_deadline_with_the_cause(script: Any, buffer: Client)
 def test_no_server_is_explained(connect: Any) -> None:
     with (
         connect("127.0.0.1:1", timeout=1.0, options=FAST) as client,
-        pytest.raises(UnavailableError, match=r"GetStats to 127\.0\.0\.1:1 failed .*server runs"),
+        pytest.raises(UnavailableError, match=r"get_stats to 127\.0\.0\.1:1 failed .*server runs"),
     ):
         client.get_stats()
 
@@ -138,13 +138,6 @@ def test_refused_items_raise_after_the_others_are_stored(script: Any, buffer: Cl
     assert len(script.stored) == 2
     again = buffer.push([experience(1), experience(2)], raise_on_refused=False)
     assert (again.num_duplicates, len(again.refused)) == (1, 1)
-
-
-def test_a_single_experience_is_refused_with_what_to_give(script: Any, buffer: Client) -> None:
-    with pytest.raises(InvalidRequestError, match=r"not Experience; give \[experience\]"):
-        buffer.push(experience(1))  # type: ignore[arg-type]
-    assert buffer.push([]).outcomes == ()
-    assert script.requests == []
 
 
 def test_sample_and_unary_ack(script: Any, buffer: Client) -> None:
@@ -204,7 +197,7 @@ def test_what_must_not_be_done_twice_is_unavailable_when_it_is_cancelled(
     script: Any, buffer: Client
 ) -> None:
     script.failures.append(grpc.StatusCode.CANCELLED)
-    with pytest.raises(UnavailableError, match=r"Delete to .*CANCELLED.*check that the server"):
+    with pytest.raises(UnavailableError, match=r"delete to .*CANCELLED.*check that the server"):
         buffer.delete(["x"])
 
 
@@ -250,7 +243,7 @@ def test_delete_wants_uids_or_keys(script: Any, buffer: Client) -> None:
     assert len(script.requests) == 1
     with pytest.raises(InvalidRequestError, match="at least one"):
         buffer.delete()
-    with pytest.raises(InvalidRequestError, match="not both"):
+    with pytest.raises(InvalidRequestError, match="one of the two"):
         buffer.delete("a", tid="3/5")
 
 
@@ -286,7 +279,7 @@ def test_errors_keep_their_class(script: Any, buffer: Client) -> None:
     script.failures.append(AlreadyExistsError("taken", subject="math"))
     with pytest.raises(AlreadyExistsError, match="taken"):
         buffer.create_buffer("math")
-    with pytest.raises(UnsupportedError, match="GetBuffer"):
+    with pytest.raises(UnsupportedError, match="get_buffer"):
         buffer.get_buffer("math")
 
 

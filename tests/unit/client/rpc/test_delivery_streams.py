@@ -134,6 +134,6 @@ def test_no_server_explains_an_overdue_first_batch(connect: Any) -> None:
     with (
         connect("127.0.0.1:1", options=FAST) as client,
         client.stream(1, first_timeout=0.1) as stream,
-        pytest.raises(DeadlineExceededError, match=r"GetStats to 127\.0\.0\.1:1 failed"),
+        pytest.raises(DeadlineExceededError, match=r"get_stats to 127\.0\.0\.1:1 failed"),
     ):
         next(stream)

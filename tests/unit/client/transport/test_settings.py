@@ -222,7 +222,9 @@ def test_texts_are_the_enums_values(literal: Any, enum: Any) -> None:
 
 
 def test_tombstone_keeps_the_identity_apart() -> None:
-    message = convert.tombstone_to_message(Tombstone(EID("0/eval", 7, 3, 5, "s"), "timed out"))
+    [message] = convert.tombstones_to_messages(
+        [Tombstone(EID("0/eval", 7, 3, 5, "s"), "timed out")]
+    )
     assert message.id == types_pb2.ExperienceId(batch="0/eval", task="7", run=3, step=5, suffix="s")
     assert message.reason == "timed out"
 
