@@ -145,14 +145,8 @@ def test_what_was_stored_before_a_window_is_held_for_its_version(client: Client)
     ("estimator", "fields", "what"),
     [
         ("grpo", {"reward": math.nan}, "reward is nan"),
-        (
-            "grpo",
-            {"action_mask": torch.tensor([0.5, 1.0])},
-            "action_mask is 0.5 at response token 0",
-        ),
         ("gae", {"values": [0.0, math.nan]}, "values is nan at response token 1"),
         ("gae", {"values": [0.0]}, "values has shape [1] but the response has 2 tokens"),
-        ("gae", {"values": torch.zeros(2, dtype=torch.complex64)}, "values has dtype C64"),
         ("reinforce", {"token_level_reward": [math.inf, 0.0]}, "token_level_reward is inf"),
         ("grpo", {"versions": torch.tensor([[3, 3]])}, "versions has shape [1, 2]"),
         ("grpo", {"versions": [3]}, "versions has 1 values but the response has 2 tokens"),

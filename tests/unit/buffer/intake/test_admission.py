@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from experience_buffer import trxp
+from experience_buffer._dense.tensors import tensor_view
 from experience_buffer_server.buffer.intake.admission import admit, entomb
 from experience_buffer_server.buffer.state.entries import Candidate, Reason, Refusal, check_uid
 from experience_buffer_server.store.interface import OTHER_DIGEST
@@ -111,7 +112,9 @@ def test_versions_of_tokens_span_what_is_known(dtype: torch.dtype) -> None:
 
 
 def test_versions_are_whole_numbers() -> None:
-    refusal = refusal_of(pushed(extra={"versions": torch.ones(NUM_RESPONSE)}))
+    floats = {"versions": tensor_view(torch.ones(NUM_RESPONSE))}
+    payload = trxp.with_tensors(trxp.encode([experience(1, 2)]), floats)
+    refusal = refusal_of(item_of(payload))
     assert "versions has dtype F32; an integer dtype is expected" in refusal.message
 
 

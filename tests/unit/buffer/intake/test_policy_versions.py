@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from experience_buffer import trxp
+from experience_buffer._dense.tensors import tensor_view
 from experience_buffer_server.buffer.intake.admission import admit
 from experience_buffer_server.buffer.state.entries import Candidate, Reason, Refusal
 from experience_buffer_server.settings.buffer import BufferSettings
@@ -141,5 +142,9 @@ def test_a_version_of_another_kind_is_named(
 
 def test_versions_of_another_dtype_are_refused() -> None:
     for dtype in (torch.float32, torch.bool, torch.uint64):
-        refused = refusal(settings(), versions=torch.ones(NUM_RESPONSE).to(dtype))
+        odd = {"versions": tensor_view(torch.ones(NUM_RESPONSE).to(dtype))}
+        (item,) = trxp.read(trxp.with_tensors(experience(0, 0).serialize(), odd))
+        assert isinstance(item, trxp.Item)
+        refused = admit(item, settings())
+        assert isinstance(refused, Refusal)
         assert "an integer dtype is expected, one of I64, I32" in refused.message

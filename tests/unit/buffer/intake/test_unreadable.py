@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from experience_buffer import trxp
+from experience_buffer._dense.tensors import tensor_view
 from experience_buffer.trxp import DEFAULT_LIMITS
 from experience_buffer_server.buffer.intake.admission import admit
 from experience_buffer_server.buffer.intake.annotation import Annotation
@@ -40,27 +41,33 @@ def reading(estimator: str, **changes: Any) -> BufferSettings:
     return settings(advantage={"estimator": estimator, **changes}, group_size=2)
 
 
-def rollout(_run: Any = 0, **fields: Any) -> Any:
-    """One with all that any estimator reads; tensors are set as they are."""
+def rollout(number: Any = 0, **fields: Any) -> bytes:
+    """The payload of one with all that any estimator reads.
+
+    Tensors are in it as they are given, whatever the client would say to them.
+    """
     member = experience(
         0,
-        _run,
+        number,
         tokens=torch.arange(6),
         prompt_length=2,
         logprobs=torch.zeros(T),
         teacher_logprobs=torch.zeros(T),
         values=torch.zeros(T),
         ref_logprobs=torch.zeros(T),
-        reward=float(_run),
+        reward=float(number),
     )
+    tensors = {}
     for name, value in fields.items():
-        setattr(member, name, value)
-    return member
+        if isinstance(value, torch.Tensor):
+            tensors[name] = tensor_view(value)
+        else:
+            setattr(member, name, value)
+    return bytes(trxp.with_tensors(member.serialize(), tensors))
 
 
-def admitted(config: BufferSettings, member: Any) -> Candidate | Refusal:
+def admitted(config: BufferSettings, payload: bytes) -> Candidate | Refusal:
     """By the checked reader; the compiled one says the same, or nothing."""
-    payload = member.serialize()
     (item,) = trxp.read(payload)
     assert isinstance(item, trxp.Item)
     found = admit(item, config)
@@ -72,8 +79,8 @@ def admitted(config: BufferSettings, member: Any) -> Candidate | Refusal:
     return found
 
 
-def refused(config: BufferSettings, member: Any) -> str:
-    found = admitted(config, member)
+def refused(config: BufferSettings, payload: bytes) -> str:
+    found = admitted(config, payload)
     assert isinstance(found, Refusal)
     assert found.reason is Reason.INVALID
     return found.message
@@ -197,7 +204,7 @@ async def test_what_is_stored_is_computed_as_its_floats_are(
             number + 1, group_size=2, advantage={"estimator": estimator, "gamma": 0.5}
         )
         members = [rollout(0), rollout(1, **own)]
-        await buffer.push(Push(payloads=[trxp.encode(members)]))
+        await buffer.push(Push(payloads=members))
         await settle(buffer)
         entries = [buffer.find(uid(0, run)) for run in range(2)]
         assert [entry.quarantine for entry in entries if entry] == ["", ""]
@@ -221,8 +228,8 @@ async def test_annotations_are_held_to_the_same(
     buffer = await world.create(
         group_size=2, advantage={"estimator": "gae"}, on_missing_field="wait"
     )
-    await buffer.push(Push(payloads=[rollout(values=None).serialize()]))
-    (item,) = trxp.read(rollout(**fields).serialize())
+    await buffer.push(Push(payloads=[rollout(values=None)]))
+    (item,) = trxp.read(rollout(**fields))
     assert isinstance(item, trxp.Item)
     tensors = {name: item.tensors[name] for name in fields}
     (outcome,) = await buffer.annotate([Annotation(uid=uid(0, 0), tensors=tensors)])
