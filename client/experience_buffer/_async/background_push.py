@@ -39,6 +39,7 @@ class AsyncBackgroundPush(OfOneProcess, Closing):
         self, client: AsyncConnection, *, buffer: str, group_size: int, options: WriterOptions
     ) -> None:
         self._client = client
+        self._buffer = buffer
         options, self._limits = push_split.writer_limits(options, client.options)
         self._queue = push_queue.PushQueue(
             buffer=buffer,
@@ -160,7 +161,10 @@ class AsyncBackgroundPush(OfOneProcess, Closing):
             done = await self._wait(
                 lambda: self._queue.is_settled(mark), time.monotonic() + seconds
             )
-            self._raise_errors(None if done else push_queue.flush_error(self._queue, seconds))
+            late = None if done else push_queue.flush_error(self._queue, seconds)
+            if late is not None and self._last_error is not None:
+                late.add_note(f"no server answers: {self._last_error}")
+            self._raise_errors(late)
 
     async def close(self, *, timeout: float | None = None) -> None:
         """Flush and end the stream. Idempotent; raises as `flush` does, closed all the same.
@@ -293,7 +297,8 @@ class AsyncBackgroundPush(OfOneProcess, Closing):
 
     async def _run(self) -> None:
         """Keep a stream open while there is something to send, until closed or failed for good."""
-        stream = AsyncReconnecting(self._client, "PushStream", "push stream")
+        what = f"writer to buffer {self._buffer!r}"
+        stream = AsyncReconnecting(self._client, "PushStream", what)
         try:
             while await self._await_work():
                 call = self._connect()
@@ -318,9 +323,9 @@ class AsyncBackgroundPush(OfOneProcess, Closing):
                 self._failure = failure
         finally:
             # Also when this ends by a bug: nobody may wait for it forever.
-            what = "client" if self._client._is_closed and not self._done else "writer"
+            ended = "client" if self._client._is_closed and not self._done else "writer"
             with self._lock:
-                self._failure = self._failure or closed_error(what)
+                self._failure = self._failure or closed_error(ended)
                 self._memory = self._new_memory()  # A closed writer keeps none.
                 self._progress.notify_all()
 

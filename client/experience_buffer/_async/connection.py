@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 from typing import Any, TypeVar
 
 import grpc
@@ -20,13 +21,35 @@ from experience_buffer.errors import DeadlineExceededError, ExperienceBufferErro
 T = TypeVar("T")
 
 
+class _LateEvents(logging.Filter):
+    """Leaves out what asyncio logs where gRPC tells a loop that has ended how a call of its own ended.
+
+    A loop that is closed while calls are being cancelled doesn't hear of their last events; nobody waits
+    for them. gRPC hands these out in whichever loop runs then, which logs a traceback.
+    """
+
+    @classmethod
+    def install(cls) -> None:
+        """Do so from now on. Idempotent."""
+        logger = logging.getLogger("asyncio")
+        if not any(isinstance(each, cls) for each in logger.filters):
+            logger.addFilter(cls())
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is logged."""
+        error = record.exc_info[1] if record.exc_info else None
+        is_late = isinstance(error, RuntimeError) and str(error) == "Event loop is closed"
+        return not (is_late and "PollerCompletionQueue._handle_events" in record.getMessage())
+
+
 class AsyncConnection(Closing, ClientSettings):
     """Makes the channel when it is first needed, one per event loop."""
 
     def _prepare(self) -> None:
-        self._channel: grpc.aio.Channel | None = None
         self._stub: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._end: AsyncGenerator[None, None] | None = None
+        """Closes the channel, also when its loop ends before this is closed."""
         self._stopped = asyncio.Event()
         """Set by `close`, for those who wait in that loop."""
         self._closed = False
@@ -37,12 +60,12 @@ class AsyncConnection(Closing, ClientSettings):
     async def close(self) -> None:
         """Close the connection; calls under way are cancelled. Idempotent."""
         self._closed = True
-        channel = self._channel
-        if channel is not None and self._loop is asyncio.get_running_loop():
+        end, self._end = self._end, None
+        if end is not None and self._loop is asyncio.get_running_loop():
             self._stopped.set()
             await self._give_up_all()
-            await channel.close()
-        self._channel = self._stub = None
+            await end.aclose()
+        self._stub = None
 
     @property
     def _is_closed(self) -> bool:
@@ -65,11 +88,11 @@ class AsyncConnection(Closing, ClientSettings):
         attempts = Attempts(self._options.retry, self._seconds(timeout))
         while True:
             try:
-                return call.parse(
-                    await getattr(self._get_stub(), call.method)(
-                        call.request, timeout=attempts.remaining(), metadata=self._metadata
-                    )
+                answer = await getattr(self._get_stub(), call.method)(
+                    call.request, timeout=attempts.remaining(), metadata=self._metadata
                 )
+                self._outage.ended()
+                return call.parse(answer)
             except grpc.RpcError as error:
                 failure = self._translate(error, call.method)
             except ExperienceBufferError as error:
@@ -79,7 +102,9 @@ class AsyncConnection(Closing, ClientSettings):
                 if self._closed and not is_cancelling():
                     raise closed_error("client") from None
                 raise
-            delay = attempts.delay_after(failure, idempotent=call.idempotent)
+            delay = self._delay_after(
+                failure, attempts, idempotent=call.idempotent, what=call.method
+            )
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopped.wait(), delay)
             if self._closed:
@@ -134,14 +159,42 @@ class AsyncConnection(Closing, ClientSettings):
         loop = asyncio.get_running_loop()
         if self._stub is None or self._loop is not loop:
             _channel.note_use()
+            _LateEvents.install()
             arguments = _channel.arguments(self._options, self._tls, target=self._target)
-            self._channel = (
+            channel = (
                 grpc.aio.insecure_channel(self._target, arguments)
                 if self._tls is None
                 else grpc.aio.secure_channel(
                     self._target, _channel.credentials(self._tls), arguments
                 )
             )
-            self._stub = push_bytes.make_stub(self._channel)
+            self._stub = push_bytes.make_stub(channel)
             self._loop, self._stopped = loop, asyncio.Event()
+            self._end = _open_until_the_loop_ends(channel, self._telling)
         return self._stub
+
+
+def _open_until_the_loop_ends(
+    channel: grpc.aio.Channel, telling: Collection[asyncio.Task[None]]
+) -> AsyncGenerator[None, None]:
+    """What closes a channel when it is closed itself, and at the latest at the end of this loop.
+
+    A loop that ends closes the generators that were begun in it (`loop.shutdown_asyncgens`).
+
+    Args:
+        channel: The channel.
+        telling: What is said on it to the end, by calls that the loop has cancelled.
+    """
+
+    async def end() -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            if telling:
+                await asyncio.wait(set(telling), timeout=GIVE_UP_SECONDS)
+            await channel.close()
+
+    made = end()
+    with contextlib.suppress(StopIteration):
+        made.__anext__().send(None)  # It stops at once, where it is to wait.
+    return made

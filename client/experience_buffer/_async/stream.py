@@ -154,7 +154,8 @@ class AsyncSampleStream(OfOneProcess, Closing):
 
     async def _read(self) -> None:
         """Keep a stream open and take in what comes, until closed or failed for good."""
-        stream = AsyncReconnecting(self._client, "SampleStream", "sample stream")
+        what = f"sample stream of buffer {self._plan.buffer!r}"
+        stream = AsyncReconnecting(self._client, "SampleStream", what)
         try:
             while not self._closed:
                 await self._return_dropped()

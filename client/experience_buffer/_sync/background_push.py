@@ -40,6 +40,7 @@ class BackgroundPush(OfOneProcess, Closing):
         self, client: Connection, *, buffer: str, group_size: int, options: WriterOptions
     ) -> None:
         self._client = client
+        self._buffer = buffer
         options, self._limits = push_split.writer_limits(options, client.options)
         self._queue = push_queue.PushQueue(
             buffer=buffer,
@@ -159,7 +160,10 @@ class BackgroundPush(OfOneProcess, Closing):
             mark = self._queue.hurry()
             self._work.notify_all()
             done = self._wait(lambda: self._queue.is_settled(mark), time.monotonic() + seconds)
-            self._raise_errors(None if done else push_queue.flush_error(self._queue, seconds))
+            late = None if done else push_queue.flush_error(self._queue, seconds)
+            if late is not None and self._last_error is not None:
+                late.add_note(f"no server answers: {self._last_error}")
+            self._raise_errors(late)
 
     def close(self, *, timeout: float | None = None) -> None:
         """Flush and end the stream. Idempotent; raises as `flush` does, closed all the same.
@@ -290,7 +294,8 @@ class BackgroundPush(OfOneProcess, Closing):
 
     def _run(self) -> None:
         """Keep a stream open while there is something to send, until closed or failed for good."""
-        stream = Reconnecting(self._client, "PushStream", "push stream")
+        what = f"writer to buffer {self._buffer!r}"
+        stream = Reconnecting(self._client, "PushStream", what)
         try:
             while self._await_work():
                 call = self._connect()
@@ -315,9 +320,9 @@ class BackgroundPush(OfOneProcess, Closing):
                 self._failure = failure
         finally:
             # Also when this ends by a bug: nobody may wait for it forever.
-            what = "client" if self._client._is_closed and not self._done else "writer"
+            ended = "client" if self._client._is_closed and not self._done else "writer"
             with self._lock:
-                self._failure = self._failure or closed_error(what)
+                self._failure = self._failure or closed_error(ended)
                 self._memory = self._new_memory()  # A closed writer keeps none.
                 self._progress.notify_all()
 

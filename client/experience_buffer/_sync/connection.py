@@ -69,14 +69,17 @@ class Connection(Closing, ClientSettings):
         attempts = Attempts(self._options.retry, self._seconds(timeout))
         while True:
             try:
-                return call.parse(
-                    self._begin(call.method, call.request, timeout=attempts.remaining())
-                )
+                answer = self._begin(call.method, call.request, timeout=attempts.remaining())
+                self._outage.ended()
+                return call.parse(answer)
             except grpc.RpcError as error:
                 failure = self._translate(error, call.method)
             except ExperienceBufferError as error:
                 failure = error
-            if self._stopped.wait(attempts.delay_after(failure, idempotent=call.idempotent)):
+            delay = self._delay_after(
+                failure, attempts, idempotent=call.idempotent, what=call.method
+            )
+            if self._stopped.wait(delay):
                 raise closed_error("client") from failure
 
     def _run_unless_given_up(

@@ -48,6 +48,7 @@ class Reconnecting:
     def heard(self) -> None:
         """A message came: the server is there."""
         self._attempts = None
+        self._client._outage.ended()
 
     def ended(self) -> ExperienceBufferError:
         """Why a stream that the server ended did."""
@@ -65,6 +66,8 @@ class Reconnecting:
         """
         retry = self._client.options.retry
         self._attempts = self._attempts or Attempts(retry, retry.reconnect_seconds)
-        delay = self._attempts.delay_after(error, idempotent=True)
+        delay = self._client._delay_after(
+            error, self._attempts, idempotent=True, what=f"a {self._what}"
+        )
         logger.info("%s: %s; reconnecting in %.1f s", self._what, error, delay)
         return delay

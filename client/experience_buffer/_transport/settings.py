@@ -12,6 +12,8 @@ from experience_buffer import status
 from experience_buffer._arguments import Table, check_number, made, refused
 from experience_buffer._messages import fields
 from experience_buffer._transport import channel
+from experience_buffer._transport.outage import Outage
+from experience_buffer._transport.retry import Attempts
 from experience_buffer.errors import CallCancelledError, ExperienceBufferError, InvalidRequestError
 from experience_buffer.options import ClientOptions, TlsOptions
 
@@ -57,6 +59,7 @@ class ClientSettings:
                 subject="token",
             )
         self._metadata = channel.metadata(token)
+        self._outage = Outage(address)
         self._prepare()
 
     def _prepare(self) -> None:
@@ -100,6 +103,24 @@ class ClientSettings:
             doing=f"{fields.verb(method)} to {self._address}",
             is_stream=method.endswith("Stream") or method.startswith("Watch"),
         )
+
+    def _delay_after(
+        self, error: ExperienceBufferError, attempts: Attempts, *, idempotent: bool, what: str
+    ) -> float:
+        """Seconds to wait before the next attempt of a call or stream; who waits for long is told.
+
+        Args:
+            error: What the last attempt failed with.
+            attempts: Those that there were.
+            idempotent: See `Attempts.delay_after`.
+            what: The verb, or the stream.
+
+        Raises:
+            ExperienceBufferError: `error` itself, when another attempt can't help or comes too late.
+        """
+        delay = attempts.delay_after(error, idempotent=idempotent)
+        self._outage.waits(what, error, delay=delay, seconds_left=attempts.remaining())
+        return delay
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._address!r})"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from experience_buffer import ClientOptions, RetryOptions, UnavailableError
+from experience_buffer import Client, ClientOptions, RetryOptions, UnavailableError
 from experience_buffer._sync.reconnecting import Reconnecting
 
 
@@ -21,7 +20,8 @@ class Call(list[int]):
 
 
 def test_each_message_gives_a_stream_all_its_attempts_again() -> None:
-    client: Any = SimpleNamespace(options=ClientOptions(retry=RetryOptions(max_attempts=2)))
+    options = ClientOptions(retry=RetryOptions(max_attempts=2))
+    client: Any = Client("127.0.0.1:1", options=options)
     stream = Reconnecting(client, "SampleStream", "sample stream")
     heard: list[int] = []
     for _ in range(5):
