@@ -163,6 +163,7 @@ class Ingest:
         state, contents, now = self._state, self._state.contents, clock.now()
         needs, outcomes = state.settings.advantage.needs, arrived.outcomes
         entries: list[Entry] = []
+        entered: list[Candidate] = []
         changed: dict[int, Group] = {}
         group, group_of = None, None
         for (index, candidate), key in zip(arrived.fresh, arrived.forecast.keys, strict=True):
@@ -198,7 +199,9 @@ class Ingest:
                 if closed:
                     self._state.metrics.group_closed(state.name, "whole")
             entries.append(entry)
+            entered.append(candidate)
             outcomes[index] = Outcome(record.uid, _STORED)
+        self.reading.repeats.begin(entered)
         for group in changed.values():
             batch.put_group(state.id, group.row)
         for index, first in arrived.repeats.items():
@@ -231,6 +234,7 @@ class Ingest:
 
     def _stored(self, entries: list[Entry]) -> None:
         # Here, where it happens: the call that pushed may have been given up.
+        self.reading.repeats.end(entries)
         if entries:
             self._state.metrics.pushed(self._state.name, _STORED, "", len(entries))
         self._state.events.stored(entries)
@@ -238,6 +242,7 @@ class Ingest:
     def _refused(self, entries: list[Entry], error: BaseException) -> None:
         """The commit failed: forget its entries; what later pushes stored of their groups is wrong."""
         batch = self._state.changes.batch()
+        self.reading.repeats.end(entries)
         for entry in entries:
             entry.leaving = True
             self._state.contents.remove(entry)

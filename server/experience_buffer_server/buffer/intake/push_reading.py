@@ -95,7 +95,8 @@ class Reading:
         self._state = state
         self._payloads = payloads
         self._max_items = state.limits.max_push_items
-        self._repeats = Repeats(state)
+        self.repeats = Repeats(state)
+        """Compares what comes again; is told what is on its way to the disk."""
 
     async def admit(self, push: Push, turn: Turn) -> Admitted:
         """Read a push, a slice at a time.
@@ -122,7 +123,7 @@ class Reading:
             # Of what is new, nothing is asked but this.
             if by_uid(candidate.uid) is None or isinstance(candidate, Refusal):
                 continue
-            if await self._repeats.look(candidate) and turn.is_long:
+            if await self.repeats.look(candidate) and turn.is_long:
                 await turn.pause()
         return Admitted(candidates, settings, published)
 
@@ -233,7 +234,7 @@ class Reading:
             entry, past = self._state.contents.by_uid(uid), next(remembered)
             first, first_candidate = in_this_push.setdefault(uid, (index, candidate))
             if entry is not None:
-                differs = self._repeats.difference(entry, candidate)
+                differs = self.repeats.difference(entry, candidate)
                 outcomes.append(_repeated(uid, "is stored", differs))
             elif past is not None:
                 is_same = past == candidate.digest

@@ -7,6 +7,7 @@ to one buffer and its event loop.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Final
 
 from experience_buffer import errors
@@ -18,7 +19,6 @@ from experience_buffer_server.store.interface import OTHER_DIGEST, DamagedRecord
 
 _MAX_KNOWN: Final = 1024
 """Pairs that were compared and are remembered: a push that waits is looked at again and again."""
-_PENDING_SECONDS: Final = 0.1
 
 
 class Repeats:
@@ -26,8 +26,19 @@ class Repeats:
 
     def __init__(self, state: BufferState) -> None:
         self._state = state
+        self._pending: dict[str, Candidate] = {}
+        """What is on its way to the disk, by uid: it can't be read back yet."""
         self._known: OrderedDict[tuple[int, int, bytes], str] = OrderedDict()
         """By what is stored, as of which change, and what came: what differs; empty: nothing."""
+
+    def begin(self, candidates: Iterable[Candidate]) -> None:
+        """These are on their way to the disk."""
+        self._pending.update({candidate.uid: candidate for candidate in candidates})
+
+    def end(self, entries: Iterable[Entry]) -> None:
+        """They are there, or couldn't be stored."""
+        for entry in entries:
+            self._pending.pop(entry.record.uid, None)
 
     async def look(self, candidate: Candidate) -> bool:
         """Compare a candidate ahead, without waiting on the event loop; whether that took time."""
@@ -46,13 +57,11 @@ class Repeats:
         return True
 
     def difference(self, entry: Entry, candidate: Candidate) -> str:
-        """What a candidate has otherwise than what is stored under its uid, in words; or empty.
-
-        Raises:
-            ResourceExhaustedError: The other's commit is under way: it can't be read yet.
-        """
+        """What a candidate has otherwise than what is stored under its uid, in words; or empty."""
         if entry.record.digest == candidate.digest:
             return ""
+        if (pending := self._pending.get(candidate.uid)) is not None:
+            return difference_of(pending, candidate)
         if entry.record.tombstone or candidate.tombstone:
             return _of_tombstone(candidate)
         key = _key(entry, candidate)
@@ -63,14 +72,7 @@ class Repeats:
         return known
 
     def _compared(self, entry: Entry, candidate: Candidate) -> str:
-        uid = candidate.uid
-        if not entry.durable:
-            raise errors.ResourceExhaustedError(
-                f"buffer {self._state.name!r}: the first push of {uid!r} is being stored; push again",
-                subject=uid,
-                retry_delay_seconds=_PENDING_SECONDS,
-            )
-        (stored,) = self._state.store.payloads(self._state.id, [uid])
+        (stored,) = self._state.store.payloads(self._state.id, [candidate.uid])
         if stored is None or isinstance(stored, DamagedRecordError):
             return "what is stored can't be read back"
         try:

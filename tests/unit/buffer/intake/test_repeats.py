@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from experience_buffer import EID, Experience, errors, trxp
+from experience_buffer import EID, Experience, trxp
 from experience_buffer._codec.frame import split_frame
 from experience_buffer._codec.limits import DEFAULT_LIMITS
 from experience_buffer_server.buffer.buffer import Buffer
@@ -20,7 +20,7 @@ from experience_buffer_server.buffer.intake.annotation import Annotation
 from experience_buffer_server.buffer.intake.push_reading import Outcome, Push
 from experience_buffer_server.store.memory import MemoryStore
 from tests.unit.buffer_verbs import consume
-from tests.unit.builders import World, eid, experience, push, turns, uid
+from tests.unit.builders import World, begun, eid, experience, push, uid
 
 MESSAGES = [{"role": "user", "content": "hi"}, {"role": "user", "content": "again"}]
 INFO = {"a": {"x": 1.0, "y": [1, 2]}, "b": "user", "c": (3, 4), "d": {5, 6}}
@@ -196,7 +196,7 @@ async def test_content_is_compared_only_where_bytes_differ_and_once(
     assert len(compared) == 1
 
 
-async def test_what_is_being_stored_is_told_to_come_again(
+async def test_what_is_being_stored_is_compared_with_what_came(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     buffer = await world.create(group_by="none")
@@ -208,10 +208,16 @@ async def test_what_is_being_stored_is_told_to_come_again(
         await commit(self, batch)
 
     monkeypatch.setattr(MemoryStore, "commit", slow)
-    first = asyncio.create_task(buffer.push(pushed(rollout())))
-    await turns(3)
-    with pytest.raises(errors.ResourceExhaustedError, match="is being stored; push again"):
-        await buffer.push(pushed(rollout(messages=spooled(MESSAGES))))
+    again = Push(
+        payloads=[
+            trxp.encode([one])
+            for one in (rollout(messages=spooled(MESSAGES)), experience(2, 0), rollout(reward=9.0))
+        ]
+    )
+    pushes = [await begun(buffer.push(each), 3) for each in (pushed(rollout()), again)]
     held.set()
-    await first
-    assert (await again(buffer, pushed(rollout(messages=spooled(MESSAGES))))).status == "duplicate"
+    (first,), found = await asyncio.gather(*pushes)
+    assert first.status == "stored"
+    assert [one.status.value for one in found] == ["duplicate", "stored", "refused"]
+    assert "(its reward is 0.0 there, and 9.0 here)" in found[2].message
+    assert not buffer.flow.ingest.reading.repeats._pending
