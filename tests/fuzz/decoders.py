@@ -7,6 +7,7 @@ again, split, read again, and stays the same.
 from __future__ import annotations
 
 import contextlib
+import pickle
 from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any, Final
@@ -18,6 +19,7 @@ from experience_buffer._codec import pickle_reader, safetensors
 from experience_buffer._codec.frame import split_frame
 from experience_buffer._codec.limits import DEFAULT_LIMITS, Limits
 from experience_buffer._codec.plain_values import Normaliser
+from experience_buffer.collation import padded_collate, varlen_collate, verl_collate
 from experience_buffer.errors import ExperienceBufferError, TrxpError
 from experience_buffer.packed import PackedBatch, PackedRow, pack
 from experience_buffer.trxp import Item, TensorView
@@ -40,6 +42,13 @@ LIMITS: Final = Limits(max_message_bytes=1024 * 1024)
 """What experiences may take each alone: 24 MiB, so that what is metered is what reading them takes."""
 _MAX_TEXT: Final = 16_384
 """Characters of one error or refusal: a sender's values are cut in them."""
+
+
+_COLLATES: Final = (
+    padded_collate(pad_token_id=0, max_prompt_length=32, max_response_length=64, columns=["info"]),
+    varlen_collate(columns=["task"]),
+    verl_collate(pad_token_id=0, max_prompt_length=32, max_response_length=64),
+)
 
 
 def frame(data: bytes) -> None:
@@ -156,6 +165,18 @@ def packed(data: bytes) -> None:
             batch.padded(max_prompt_length=32, max_response_length=64)
         with _documented(ValueError):
             batch.varlen()
+        for collate in _COLLATES:
+            with _documented(ValueError):
+                collate(batch)
+        with _documented(ValueError):
+            _check_copy(batch, pickle.loads(pickle.dumps(batch[::-1]))[::-1])
+
+
+def _check_copy(batch: PackedBatch, copy: PackedBatch) -> None:
+    """What was taken apart and written anew has the same experiences."""
+    assert copy.uids == batch.uids
+    for index in range(min(len(batch), 4)):
+        assert copy.payload(index) == batch.payload(index)
 
 
 def annotation(data: bytes) -> None:

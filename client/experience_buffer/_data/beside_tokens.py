@@ -99,7 +99,7 @@ def add(
 def _check_name(batch: dict[str, Any], name: str) -> None:
     if name in batch:
         raise InvalidRequestError(
-            f"{name!r} has the name of another entry of the batch: leave one of them out, by columns, "
+            f"{name!r:.80} has the name of another entry of the batch: leave one of them out, by columns, "
             "fields or drop, or push it under another name",
             subject=name,
         )
@@ -141,8 +141,8 @@ def _custom_fields(packed: PackedBatch, item_of: _ItemOf) -> list[CustomField]:
                 for fields in (known[0], fields)
             ]
             raise ValueError(
-                f"custom_fields of {packed.uids[0]} are {names[0]}, those of {packed.uids[index]} "
-                f"{names[1]}: push the same ones with all experiences, or drop=['custom_fields']"
+                f"custom_fields of {packed.uids[0]} are {names[0]!s:.200}, those of "
+                f"{packed.uids[index]} {names[1]!s:.200}: push the same ones with all experiences, or drop=['custom_fields']"
             )
     return list(map(custom_field, known[0]))
 
@@ -155,8 +155,8 @@ def _custom_values(packed: PackedBatch, item_of: _ItemOf, field: CustomField) ->
         info = item_of(index).meta.get("info") or {}
         if source not in info:
             raise ValueError(
-                f"{uid}: info has no {source!r}, of which its custom field {name!r} is made; it has "
-                f"{sorted(map(str, info))}"
+                f"{uid}: info has no {source!r:.80}, of which its custom field {name!r:.80} is made; it "
+                f"has {sorted(map(str, info))!s:.200}"
             )
         value = _plain(info[source], _entry(uid, source, []), name)
         values.append(
@@ -164,19 +164,19 @@ def _custom_values(packed: PackedBatch, item_of: _ItemOf, field: CustomField) ->
                 value,
                 convert.torch_dtype(str(field.data_type)),
                 where=partial(_entry, uid, source),
-                cure=f"give the custom field {name!r} another data_type",
+                cure=f"give the custom field {name!r:.80} another data_type",
             )
         )
         if values[-1].shape != values[0].shape:
             raise ValueError(
-                f"{uid}: info[{source!r}] has the shape {list(values[-1].shape)}, that of "
-                f"{packed.uids[0]} {list(values[0].shape)}; the custom field {name!r} needs one shape"
+                f"{uid}: info[{source!r:.80}] has the shape {list(values[-1].shape)}, that of "
+                f"{packed.uids[0]} {list(values[0].shape)}; the custom field {name!r:.80} needs one shape"
             )
     return torch.stack(values)
 
 
 def _entry(uid: str, source: str, place: list[int]) -> str:
-    return f"{uid}: info[{source!r}]{place or ''}"
+    return f"{uid}: info[{source!r:.80}]{place or ''}"
 
 
 def _plain(value: Any, where: str, name: str) -> Tensor:
@@ -189,7 +189,7 @@ def _plain(value: Any, where: str, name: str) -> Tensor:
         array = np.asarray(None)
     if array.dtype.kind not in "biufc":
         raise ValueError(
-            f"{where} is {value!r:.80}; the custom field {name!r} needs a number of at most 64 bits, or a list of such"
+            f"{where} is {value!r:.80}; the custom field {name!r:.80} needs a number of at most 64 bits, or a list of such"
         )
     return torch.from_numpy(np.array(array))
 
