@@ -7,6 +7,7 @@ ends them.
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import signal
 from collections.abc import Iterator
@@ -149,13 +150,20 @@ def _run_rank(
     # Imported in the processes alone: this one needs no torch.
     from examples.demo import trainer
 
+    _leave_word_to_parent()
     trainer.run(settings, rank, rendezvous, parent)
 
 
 def _run_worker(settings: DemoSettings, index: int, stop: Event) -> None:
     from examples.demo import worker
 
+    _leave_word_to_parent()
     worker.run(settings, index, stop)
+
+
+def _leave_word_to_parent() -> None:
+    """Who killed the server says when it is away and back: the clients needn't, each for itself."""
+    logging.getLogger("experience_buffer").setLevel(logging.ERROR)
 
 
 def _start(processes: list[BaseProcess]) -> None:
