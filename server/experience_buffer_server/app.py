@@ -84,6 +84,8 @@ async def serve(settings: Settings) -> int:
         metrics_port = _start_metrics(server_settings, metrics, registry, entrance, pulse, stack)
         listening = await server.start(backend, metrics, entrance.guard, entrance.certificates)
         pulse.has_begun = True
+        if settings.compute.start_early:
+            computer.warm_up()
         clock = loop.create_task(_tick(registry))
         following = loop.create_task(entrance.follow())
         calm_collector()

@@ -97,6 +97,8 @@ class Server:
             | {
                 "EXPERIENCE_BUFFER_SERVER__LOG_FORMAT": "json",
                 "EXPERIENCE_BUFFER_SERVER__COMPILED_READER": str(self.compiled_reader),
+                # A second of CPU time: for those that compute only.
+                "EXPERIENCE_BUFFER_COMPUTE__START_EARLY": "False",
             }
             | self.environment,
             stdin=subprocess.DEVNULL,

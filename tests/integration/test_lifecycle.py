@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 import time
+import urllib.request
 
 import grpc
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -26,6 +28,21 @@ from tests.integration.server import MakeServer, Server, Stub, eventually
 from tests.integration.streams import Spoken, SpokenStream
 
 SERVICE = "experience_buffer.v1.ExperienceBuffer"
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_the_compute_worker_starts_with_the_server_unless_told(
+    make_server: MakeServer, early: bool
+) -> None:
+    """Before anybody has made a buffer that needs it."""
+    server = make_server(environment={"EXPERIENCE_BUFFER_COMPUTE__START_EARLY": str(early)})
+    if early:
+        eventually(lambda: "computing advantages" in server.tail(), "it to be ready")
+    assert len(server.children("compute.worker")) == early
+    url = f"http://127.0.0.1:{server.metrics_port}/health"
+    with urllib.request.urlopen(url, timeout=20) as answer:
+        assert answer.read() == b"SERVING\n"
+    assert server.stop() == 0
 
 
 def test_health_reflection_and_metrics_answer(shared_server: Server) -> None:

@@ -130,6 +130,7 @@ def test_the_first_quickstart_of_a_machine_needs_no_torch(
 ) -> None:
     """As after `make run` in a fresh clone: nothing is compiled yet, on neither side there is torch."""
     environment["NUMBA_CACHE_DIR"] = str(tmp_path / "compiled")
+    environment["EXPERIENCE_BUFFER_COMPUTE__START_EARLY"] = "True"
     server = make_server(environment=environment, compiled_reader=True)
     code = quickstart().replace("127.0.0.1:50051", server.address)
     done = subprocess.run(

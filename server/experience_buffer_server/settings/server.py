@@ -164,6 +164,8 @@ class ComputeSection(Section):
     """auto: cuda where there is one, else cpu; or a torch device name."""
     threads: int = Field(1, ge=1)
     """For the loops over tokens on the CPU."""
+    start_early: bool = True
+    """The process starts with the server, and not with the first buffer that has an estimator."""
     max_batch_groups: int = Field(1024, ge=1)
     """Most groups in one launch."""
     max_batch_tokens: int = Field(32_768, ge=1)
