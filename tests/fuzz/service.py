@@ -65,6 +65,10 @@ class Context:
         """Nothing is sent: it ends at once."""
         callback(self)
 
+    def cancelled(self) -> bool:
+        """Whether nobody waits for the answer any more."""
+        return False
+
     def invocation_metadata(self) -> tuple[()]:
         return ()
 
