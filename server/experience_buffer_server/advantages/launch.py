@@ -36,6 +36,10 @@ from experience_buffer_server.advantages.plan.parameters import (
     RewardParameters,
 )
 from experience_buffer_server.advantages.plan.specs import Plan
+from experience_buffer_server.advantages.stages.masked_members import (
+    trained_places,
+    with_masked,
+)
 from experience_buffer_server.advantages.stages.normalise import (
     clip_advantages,
     normalise_across_batch,
@@ -90,6 +94,12 @@ def run(
             check_group(group, reads=reads)
         except GroupError as error:
             outcomes[index] = GroupFailure(str(error))
+    leaves_out = not settings.plan.parameters.masked_votes
+    places = {
+        index: trained_places(group, by_run=reads.votes) if leaves_out else range(len(group))
+        for index, group in enumerate(groups)
+        if index not in outcomes
+    }
     while accepted := [index for index in range(len(groups)) if index not in outcomes]:
         # A group may fail after it was counted: only a launch without failures is kept.
         moments = copy.deepcopy(settings.moments)
@@ -99,9 +109,10 @@ def run(
             # What overflows, or isn't a number, is found where it matters, and fails its own group.
             with np.errstate(over="ignore", invalid="ignore"):
                 batch = pack(
-                    [groups[index] for index in accepted],
+                    [[groups[index][place] for place in places[index]] for index in accepted],
                     settings.plan,
                     batches=None if batches is None else [batches[index] for index in accepted],
+                    places=[places[index] for index in accepted],
                 )
                 computed = _compute(batch, trial, own_counted)
         except _FailingError as error:
@@ -109,7 +120,12 @@ def run(
                 if problem is not None:
                     outcomes[index] = GroupFailure(problem)
             continue
-        outcomes.update(zip(accepted, computed, strict=True))
+        for index, outcome in zip(accepted, computed, strict=True):
+            if isinstance(outcome, GroupResult):
+                outcome = with_masked(
+                    outcome, groups[index], places[index], settings.plan.parameters
+                )
+            outcomes[index] = outcome
         if settings.moments is not None and moments is not None:
             settings.moments.become(moments)
     return [outcomes[index] for index in range(len(groups))]
@@ -266,7 +282,7 @@ def _overflows(
     """What is wrong with the rows that aren't good."""
     shared = " with the statistics of its batch" if parameters.uses_batch else ""
     bad = np.flatnonzero(~is_good_B)
-    indices = bad - batch.group_offsets[_groups_of(batch, bad)]
+    indices = batch.places[bad]
     return {
         row: (
             f"experience {index} of the group: the result is beyond float32{shared}; push rewards, "

@@ -39,13 +39,20 @@ from .checks import Reads, reads_of
 Members = Sequence[ExperienceInput]
 
 
-def pack(groups: Sequence[Members], plan: Plan, *, batches: Sequence[int] | None) -> Batch:
+def pack(
+    groups: Sequence[Members],
+    plan: Plan,
+    *,
+    batches: Sequence[int] | None,
+    places: Sequence[Sequence[int]] | None = None,
+) -> Batch:
     """Pack checked groups from their raw bytes, on the host.
 
     Args:
         groups: Members per group; each passed `checks.check_group`.
         plan: Decides what is read.
         batches: Statistics batch of each group, ascending; None: all groups are in one.
+        places: Per group, where its members stand in it, for messages; None: all are here.
 
     Returns:
         The batch. Where a valid token or bootstrap value isn't finite in float32, or a run's vote
@@ -73,12 +80,16 @@ def pack(groups: Sequence[Members], plan: Plan, *, batches: Sequence[int] | None
     rewards, has_token_rewards = _rewards(members, reads)
     alone = separate_runs(len(members))
     starts_B = np.repeat(group_offsets[:-1], np.diff(group_offsets))
+    places_B = np.arange(len(members)) - starts_B
+    if places is not None:
+        places_B = np.array(list(itertools.chain.from_iterable(places)), dtype=np.int64)
     batch = Batch(
         group_offsets=group_offsets,
         batches=_numbered(batches, len(groups)),
         voters=alone.voters,
         first_steps=alone.first_steps,
         next_steps=alone.next_steps,
+        places=places_B,
         offsets=offsets,
         mask=mask,
         num_valid=num_valid,
@@ -90,7 +101,7 @@ def pack(groups: Sequence[Members], plan: Plan, *, batches: Sequence[int] | None
         bootstraps=bootstraps,
         bootstrapped=bootstrapped,
         columns=columns,
-        problems=_bad_numbers(columns, mask, offsets, bootstraps, starts_B),
+        problems=_bad_numbers(columns, mask, offsets, bootstraps, places_B),
     )
     return _with_runs(batch, members, starts_B, plan) if reads.votes else batch
 
@@ -175,7 +186,7 @@ def _with_runs(batch: Batch, members: Members, starts_B: Ints, plan: Plan) -> Ba
         every_step=scores_steps or plan.spec.runs_in_task,
     )
     conflicts = {
-        other: f"experiences {one - starts_B[one]} and {other - starts_B[other]} of the group share "
+        other: f"experiences {batch.places[one]} and {batch.places[other]} of the group share "
         f"run {members[one].run!r} and step {members[one].step} but have rewards {rewards_B[one]} "
         f"and {rewards_B[other]}; give each rollout its own run, or each step its own number"
         for one, other in runs.conflicts
@@ -236,7 +247,7 @@ def _join(
 
 
 def _bad_numbers(
-    columns: dict[str, Numbers], mask: Mask, offsets: Ints, bootstraps_B: Floats, starts_B: Ints
+    columns: dict[str, Numbers], mask: Mask, offsets: Ints, bootstraps_B: Floats, places_B: Ints
 ) -> dict[int, str]:
     labels = [
         (f"{name} at a valid token", bad_tokens(tokens_D, mask, offsets))
@@ -245,7 +256,7 @@ def _bad_numbers(
     bad = np.flatnonzero(~(np.abs(bootstraps_B) <= FLOAT32.max))
     labels.append(("bootstrap value (the last of values)", bad))
     return {
-        row: f"experience {row - starts_B[row]} of the group: {label} is NaN, infinite or beyond "
+        row: f"experience {places_B[row]} of the group: {label} is NaN, infinite or beyond "
         "float32; push finite numbers"
         for label, rows in labels
         for row in rows.tolist()

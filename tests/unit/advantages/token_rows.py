@@ -65,6 +65,7 @@ def make_batch(rows: Sequence[Row], dtype: type[np.floating[Any]] = np.float32) 
         voters=alone,
         first_steps=alone,
         next_steps=np.full(len(rows), -1),
+        places=alone,
         offsets=offsets,
         mask=np.array(list(itertools.chain(*(row.mask for row in rows))), dtype=np.uint8),
         num_valid=np.array([sum(row.mask) for row in rows], dtype=np.int64),

@@ -31,6 +31,9 @@ class Batch:
     """Per experience, the experience at the lowest step of its run, shape [B]."""
     next_steps: Ints
     """Per experience, the one at the next step of its run; -1 at the last, shape [B]."""
+    places: Ints
+    """Per experience, its place in its group as it was pushed, where others may have taken no part,
+    shape [B]."""
     offsets: Ints
     """Experience b holds tokens `offsets[b]` to `offsets[b + 1]`, shape [B + 1]."""
     mask: NDArray[np.uint8]

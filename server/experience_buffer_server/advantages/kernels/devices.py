@@ -183,6 +183,7 @@ _SAMPLE = Batch(
     voters=np.zeros(1, dtype=np.int64),
     first_steps=np.zeros(1, dtype=np.int64),
     next_steps=np.full(1, -1),
+    places=np.zeros(1, dtype=np.int64),
     offsets=np.array([0, 2]),
     mask=np.ones(2, dtype=np.uint8),
     num_valid=np.array([2]),

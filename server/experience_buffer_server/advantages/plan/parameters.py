@@ -37,6 +37,8 @@ class BatchParameters:
     """Groups (or experiences, where nothing needs groups) whose statistics are taken together."""
     batch_wait_seconds: float = number(10.0, maximum=86_400.0)
     """After this time, counted from the first, a smaller batch is computed; 0: wait for all."""
+    masked_votes: bool = switch(True)
+    """Whether a run without a valid token votes in the statistics of its group and of others."""
 
     @property
     def uses_groups(self) -> bool:
