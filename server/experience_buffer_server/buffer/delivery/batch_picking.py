@@ -47,8 +47,10 @@ def wait_of(state: BufferState, consumer: Consumer, batch_size: int) -> Wait:
     limiter = None if settings.limiter is None else settings.limiter.plan
     enough = 1 if settings.with_replacement else batch_size
     if len(consumer.ready) < enough:
-        # So many may never be ready at once: pushes stop before, by the limiter.
-        problem = "" if limiter is None else limiter.problem(batch_size)
+        # So many may never be ready at once: pushes stop before, for lack of room or by the limiter.
+        problem = _lack_of_room(state, consumer, batch_size)
+        if not problem and limiter is not None:
+            problem = limiter.problem(batch_size)
         never = f"batches of {batch_size} may never be: {problem}" if problem else ""
         return Wait("ready", never)
     if limiter is not None:
@@ -56,6 +58,19 @@ def wait_of(state: BufferState, consumer: Consumer, batch_size: int) -> Wait:
         if not answer.ok:
             return Wait(answer.label, answer.reason)
     return _window(state, consumer, batch_size)
+
+
+def _lack_of_room(state: BufferState, consumer: Consumer, batch_size: int) -> str:
+    """Why a buffer may never hold so many of a consumer's units; empty where it can."""
+    settings = state.settings
+    size = settings.group_size if consumer.settings.unit == "group" else 1
+    most = settings.max_items // max(size, 1)
+    if not settings.max_items or batch_size <= most:
+        return ""
+    units = f"{most} groups of {size}" if size > 1 else f"{most} {consumer.settings.unit}s"
+    return (
+        f"max_items = {settings.max_items} has room for {units}; ask for fewer, or raise max_items"
+    )
 
 
 def window_of(state: BufferState, consumer: Consumer) -> float:

@@ -163,7 +163,6 @@ class Ingest:
         state, contents, now = self._state, self._state.contents, clock.now()
         needs, outcomes = state.settings.advantage.needs, arrived.outcomes
         entries: list[Entry] = []
-        entered: list[Candidate] = []
         changed: dict[int, Group] = {}
         group, group_of = None, None
         for (index, candidate), key in zip(arrived.fresh, arrived.forecast.keys, strict=True):
@@ -199,9 +198,9 @@ class Ingest:
                 if closed:
                     self._state.metrics.group_closed(state.name, "whole")
             entries.append(entry)
-            entered.append(candidate)
             outcomes[index] = Outcome(record.uid, _STORED)
-        self.reading.repeats.begin(entered)
+        if entries:
+            self.reading.repeats.begin(entries, arrived.fresh)
         for group in changed.values():
             batch.put_group(state.id, group.row)
         for index, first in arrived.repeats.items():

@@ -7,7 +7,7 @@ to one buffer and its event loop.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final
 
 from experience_buffer import errors
@@ -26,19 +26,18 @@ class Repeats:
 
     def __init__(self, state: BufferState) -> None:
         self._state = state
-        self._pending: dict[str, Candidate] = {}
-        """What is on its way to the disk, by uid: it can't be read back yet."""
+        self._pending: dict[int, Sequence[tuple[int, Candidate]]] = {}
+        """What came with pushes that are on their way to the disk: it can't be read back yet."""
         self._known: OrderedDict[tuple[int, int, bytes], str] = OrderedDict()
         """By what is stored, as of which change, and what came: what differs; empty: nothing."""
 
-    def begin(self, candidates: Iterable[Candidate]) -> None:
-        """These are on their way to the disk."""
-        self._pending.update({candidate.uid: candidate for candidate in candidates})
+    def begin(self, entries: Sequence[Entry], fresh: Sequence[tuple[int, Candidate]]) -> None:
+        """Entries are on their way to the disk, made of some of these; `end` follows."""
+        self._pending[id(entries)] = fresh
 
-    def end(self, entries: Iterable[Entry]) -> None:
+    def end(self, entries: Sequence[Entry]) -> None:
         """They are there, or couldn't be stored."""
-        for entry in entries:
-            self._pending.pop(entry.record.uid, None)
+        self._pending.pop(id(entries), None)
 
     async def look(self, candidate: Candidate) -> bool:
         """Compare a candidate ahead, without waiting on the event loop; whether that took time."""
@@ -60,8 +59,11 @@ class Repeats:
         """What a candidate has otherwise than what is stored under its uid, in words; or empty."""
         if entry.record.digest == candidate.digest:
             return ""
-        if (pending := self._pending.get(candidate.uid)) is not None:
-            return difference_of(pending, candidate)
+        if not entry.durable:
+            came = (one for fresh in self._pending.values() for _, one in fresh)
+            return difference_of(
+                next(one for one in came if one.uid == entry.record.uid), candidate
+            )
         if entry.record.tombstone or candidate.tombstone:
             return _of_tombstone(candidate)
         key = _key(entry, candidate)

@@ -349,6 +349,25 @@ async def test_the_largest_batch_that_may_go_is_found_at_once(world: World) -> N
 
 
 @pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"group_by": "none", "max_items": 3}, "max_items = 3 has room for 3 items; ask for fewer"),
+        (
+            {"group_size": 2, "max_items": 7, "consumers": TRAINER},
+            "max_items = 7 has room for 3 groups of 2",
+        ),
+    ],
+)
+async def test_a_batch_that_the_buffer_never_holds_is_explained(
+    world: World, changes: dict[str, Any], words: str
+) -> None:
+    buffer = await world.holding(push((1, 0), (1, 1)), **changes)
+    _, why = await sampled(buffer, 4, min_batch_size=4)
+    assert f"batches of 4 may never be: {words}" in why
+    assert "may never be" not in (await sampled(buffer, 3, min_batch_size=3))[1]
+
+
+@pytest.mark.parametrize(
     ("consumer", "words"),
     [
         ({"max_leased_experiences": 2}, "max_leased_experiences is 2; ask for fewer"),
