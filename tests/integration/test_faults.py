@@ -158,7 +158,9 @@ def test_a_last_sync_that_fails_is_told(ailing: Ailing, num_tokens: int) -> None
     server, faults = ailing(toml=later)
     with server.stub() as stub:
         create(stub, "b", group_by=NONE)
-        one = Experience(eid=EID(task=1), tokens=torch.zeros(num_tokens), prompt_length=1)
+        one = Experience(
+            eid=EID(task=1), tokens=torch.zeros(num_tokens, dtype=torch.int32), prompt_length=1
+        )
         assert statuses(push(stub, "b", [one])) == [STORED]
     faults.fail_syncs(errno.EIO)
     assert server.stop() == 1, "what was acknowledged may be lost"

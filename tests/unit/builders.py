@@ -59,6 +59,16 @@ def experience(task: int, run: int, **fields: Any) -> Experience:
     return Experience(eid=eid(task, run, fields.pop("step", 0)), **(given | fields))
 
 
+def hold(experience: Experience, **fields: Any) -> None:
+    """Give it what only another sender's payload may hold: its own attributes refuse it."""
+    for name, value in fields.items():
+        known = vars(experience)
+        if name in known:
+            known[name] = value
+        else:
+            experience.extra.kept()[name] = value
+
+
 @cache
 def payload(*members: tuple[int, int]) -> bytes:
     """The TRXP payload of experiences given as (task, run)."""

@@ -54,7 +54,7 @@ async def small(tmp_path: Path) -> AsyncIterator[World]:
 
 
 def huge(task: int, run: int) -> Push:
-    return pushed((task, run), tokens=torch.zeros(4_000_003), logprobs=None)
+    return pushed((task, run), tokens=torch.zeros(4_000_003, dtype=torch.int32), logprobs=None)
 
 
 async def test_a_group_closed_behind_a_failed_push_is_open_again(small: World) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from experience_buffer import Client, Experience
+from experience_buffer import Client
 from experience_buffer._messages.batch_data import LazyPacked, LazyPayloads
 from experience_buffer._sync.batch import Batch
 from experience_buffer.packed import PackedRow, pack
@@ -40,13 +40,3 @@ def delivered(rows: Sequence[PackedRow], format: str, **given: Any) -> Batch:
         "policy_version": None,
     }
     return Batch(**{**fields, **given})
-
-
-def hold(experience: Experience, **fields: Any) -> None:
-    """Give it what only another sender's payload may hold: its own attributes refuse it."""
-    for name, value in fields.items():
-        known = vars(experience)
-        if name in known:
-            known[name] = value
-        else:
-            experience.extra.kept()[name] = value

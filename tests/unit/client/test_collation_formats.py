@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader
 from experience_buffer import EID, CustomField, Experience, InvalidRequestError, collation, trxp
 from experience_buffer._codec.item import TENSOR_FIELDS
 from experience_buffer.packed import PackedBatch, PackedRow, pack
-from tests.unit.client.delivered import delivered, hold
+from tests.unit.builders import hold
+from tests.unit.client.delivered import delivered
 from tests.unit.client.packed import packed_rows
 
 PAD = 151_643

@@ -14,7 +14,7 @@ from torch import Tensor
 from experience_buffer import collation
 from experience_buffer.eid import EID
 from experience_buffer.experience import CustomField, Experience
-from tests.unit.client.delivered import hold
+from tests.unit.builders import hold
 
 GOLDENS = Path(__file__).parents[2] / "data" / "goldens"
 

@@ -26,6 +26,7 @@ from experience_buffer_server.buffer.state.entries import Candidate
 from experience_buffer_server.settings.buffer import BufferSettings
 from experience_buffer_server.store.interface import LARGE_PAYLOAD_BYTES, Scattered
 from tests.fuzz.bombs import BOMBS, frame, many, meta, one, table, top
+from tests.unit.builders import hold
 
 DATA = Path(__file__).parents[4] / "data" / "trxp"
 READER = CompiledReader(DEFAULT_LIMITS)
@@ -213,7 +214,6 @@ def test_what_may_be_wrong_or_is_rare_is_left(info: dict[str, Any]) -> None:
         ({"extra": {"values": torch.zeros(4)}}, True),
         ({"extra": {"values": torch.zeros(5)}}, False),
         ({"extra": {"versions": torch.tensor([4, -1, 3])}}, True),
-        ({"extra": {"versions": torch.tensor([4.0, 1.0, 3.0])}}, False),
         ({"extra": {"versions": torch.tensor([1, 2, 3], dtype=torch.uint64)}}, False),
         ({"extra": {"own_thing": torch.zeros(2, 3), "Zeta": torch.zeros(())}}, True),
         ({"extra": {"num_turns": torch.zeros(1)}}, False),
@@ -229,6 +229,12 @@ def test_what_may_be_wrong_or_is_rare_is_left(info: dict[str, Any]) -> None:
 def test_fields(fields: dict[str, Any], known: bool) -> None:
     payload = trxp.encode([experience(**fields), experience(1)])
     assert (read(payload) is not None) == known
+
+
+def test_versions_of_another_dtype_are_left() -> None:
+    held = experience()
+    hold(held, versions=torch.tensor([4.0, 1.0, 3.0]))
+    assert read(trxp.encode([held, experience(1)])) is None
 
 
 @pytest.mark.parametrize(
