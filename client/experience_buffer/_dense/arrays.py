@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from experience_buffer._codec.safetensors import TensorView
 from experience_buffer._dense.lists import list_view
-from experience_buffer._dense.rules import (
-    CODES,
-    NAMES,
-    Rule,
-    check_dtype,
-    refusal,
-    wrong_element,
-)
+from experience_buffer._dense.rules import CODES, NAMES, Rule, refusal
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -61,14 +54,10 @@ def array_view(array: NDArray[Any], where: str, rule: Rule) -> TensorView:
     if dtype.kind == "O":
         return list_view(array.tolist(), where, rule) if array.ndim else _scalar(array, where, rule)
     code = _code(dtype)
-    if code not in rule.dtypes:
-        check_dtype(code, f"an array of {dtype}", where, rule)
-    assert code is not None
-    if rule.is_mask and code != "BOOL":
-        odd = np.flatnonzero((array != 0) & (array != 1))
-        if odd.size:
-            value = array.reshape(-1)[odd[0]].item()
-            raise wrong_element(value, where, array.shape, int(odd[0]), f"; {rule.wanted}")
+    if code is None:
+        raise refusal(
+            where, f"is an array of {dtype}; {rule.wanted}, of a dtype that torch has too"
+        )
     if not dtype.isnative or not array.flags.c_contiguous:
         array = array.astype(dtype.newbyteorder("="), order="C", copy=False)
     flat: Any = array.reshape(-1).view(np.uint8)
@@ -84,10 +73,8 @@ def buffer_view(value: Any, where: str, rule: Rule) -> TensorView:
     """
     view = memoryview(value)
     code = None if isinstance(value, (bytes, bytearray)) else _code_of(view)
-    check_dtype(code, f"a {type(value).__name__}", where, rule)
-    assert code is not None
-    if rule.is_mask and code != "BOOL":
-        list_view(view.tolist(), where, rule)
+    if code is None:
+        raise refusal(where, f"is a {type(value).__name__}; {rule.wanted}")
     return TensorView(code, tuple(view.shape or ()), memoryview(bytearray(view.tobytes())))
 
 

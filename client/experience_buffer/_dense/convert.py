@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from experience_buffer._codec.safetensors import TensorView
 from experience_buffer._dense.arrays import array_of, array_view, buffer_view, is_array
-from experience_buffer._dense.lists import integers_of, list_view, not_a_list
-from experience_buffer._dense.rules import Rule, check_shape
+from experience_buffer._dense.lists import list_view, not_a_list, numbers_of
+from experience_buffer._dense.rules import NAMES, RANGES, Rule, refusal, wrong_element, wrong_shape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,12 +42,25 @@ def kept(value: TensorLike, where: str, rule: Rule) -> Kept:
     """
     if type(value) is TensorView:
         return value
-    if _is_tensor(value):
-        _tensors().check_tensor(value, where, rule)
-        return value
-    view = _copied(value, where, rule)
-    check_shape(view.shape, where, rule)
-    return view
+    found = value if _is_tensor(value) else _copied(value, where, rule)
+    if rule.is_ids:
+        _check_ids(found, where, rule)
+    return found
+
+
+def _check_ids(found: Kept, where: str, rule: Rule) -> None:
+    if len(found.shape) != 1:
+        raise wrong_shape(found.shape, where)
+    is_view = type(found) is TensorView
+    if found.dtype in RANGES if is_view else _tensors().is_of_integers(found):
+        return
+    dtype = NAMES[found.dtype] if is_view else found.dtype
+    reason = f"{dtype}; {rule.wanted}, of an integer dtype"
+    values = numbers_of(found) if is_view else _tensors().numbers_of(found)
+    if not values:
+        raise refusal(where, f"is of {reason}")
+    place = next((place for place, value in enumerate(values) if value % 1), 0)
+    raise wrong_element(values[place], where, found.shape, place, f", of {reason}")
 
 
 def view_of(kept: Kept, where: str, rule: Rule) -> TensorView:
@@ -65,12 +78,10 @@ def view_of(kept: Kept, where: str, rule: Rule) -> TensorView:
     return view
 
 
-def integers(kept: Kept) -> list[int]:
-    """The values of what is kept of a field that holds whole numbers, flat."""
-    if type(kept) is TensorView:
-        return integers_of(kept)
-    values: list[int] = kept.tolist()
-    return values
+def ids(kept: Kept) -> list[int]:
+    """The token ids that are kept, as a list."""
+    found: list[int] = numbers_of(kept) if type(kept) is TensorView else kept.tolist()
+    return found
 
 
 def readable(view: TensorView) -> Any:

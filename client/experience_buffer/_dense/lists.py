@@ -14,7 +14,7 @@ from experience_buffer._dense.rules import NAMES, RANGES, Rule, refusal, wrong_e
 _FORMATS: Final = {
     **{f"I{8 * size}": letter for size, letter in zip((1, 2, 4, 8), "bhiq", strict=True)},
     **{f"U{8 * size}": letter for size, letter in zip((1, 2, 4, 8), "BHIQ", strict=True)},
-    **{"F32": "f", "F64": "d", "F16": "e"},
+    **{"F32": "f", "F64": "d", "F16": "e", "BOOL": "?"},
 }
 _EXACT_BITS: Final = 24
 """Whole numbers of as many bits are float32 numbers."""
@@ -45,10 +45,13 @@ def list_view(values: Sequence[Any], where: str, rule: Rule) -> TensorView:
     return TensorView(code, shape, memoryview(data))
 
 
-def integers_of(view: TensorView) -> list[int]:
-    """The numbers of a view of integers, flat."""
+def numbers_of(view: TensorView) -> list[Any]:
+    """The real numbers of a view, flat; none where Python hasn't their dtype."""
+    letter = _FORMATS.get(view.dtype)
+    if letter is None:
+        return []
     num_values = len(view.data) // ITEM_BYTES[view.dtype]
-    return list(struct.unpack(f"<{num_values}{_FORMATS[view.dtype]}", view.data))
+    return list(struct.unpack(f"<{num_values}{letter}", view.data))
 
 
 def _flattened(

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from experience_buffer._codec.safetensors import ITEM_BYTES
 from experience_buffer.errors import InvalidRequestError
 
 RANGES: Final = {
@@ -23,67 +22,39 @@ NAMES: Final = {
 }
 """What torch and NumPy call the dtypes."""
 CODES: Final = {name: code for code, name in NAMES.items()}
-_REAL: Final = frozenset(ITEM_BYTES) - {"C64"}
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a field may hold."""
+    """What a field may hold. Lists are converted; arrays and tensors are kept as they are."""
 
-    dtypes: frozenset[str]
-    """Dtypes that an array or tensor may have."""
     wanted: str
-    """The same in words."""
+    """What is expected, for errors."""
     list_dtype: str | None = None
     """What a list becomes; None: int64, float32 or bool, by what is in it."""
-    is_flat: bool = False
-    """Its shape is [n]."""
-    is_mask: bool = False
-    """Its values are 0 and 1, whatever the dtype."""
+    is_ids: bool = False
+    """Its shape is [n], its dtype one of integers; what else a tensor holds is looked at where it is
+    computed with."""
 
 
-_IDS: Final = Rule(frozenset(RANGES), "token ids are whole numbers", "I32", is_flat=True)
-_NUMBERS: Final = Rule(_REAL, "give numbers", "F32")
-ANY: Final = Rule(frozenset(ITEM_BYTES), "give numbers")
+_IDS: Final = Rule("token ids are whole numbers", "I32", is_ids=True)
+_NUMBERS: Final = Rule("give numbers", "F32")
+ANY: Final = Rule("give numbers")
 RULES: Final = {
     **dict.fromkeys(("tokens", "chosen", "rejected"), _IDS),
     **dict.fromkeys(("logprobs", "token_level_reward", "advantages", "returns"), _NUMBERS),
     **dict.fromkeys(("teacher_logprobs", "values", "ref_logprobs"), _NUMBERS),
-    "action_mask": Rule(
-        _REAL, "a mask holds True and False, or 1 and 0", "BOOL", is_flat=True, is_mask=True
-    ),
-    "routed_experts": Rule(frozenset(RANGES), "experts are whole numbers", "U8"),
-    "versions": Rule(frozenset(RANGES), "versions are whole numbers", "I64"),
+    "action_mask": Rule("a mask holds True and False, or 1 and 0", "BOOL"),
+    "routed_experts": Rule("experts are whole numbers", "U8"),
+    "versions": Rule("versions are whole numbers", "I64"),
 }
 """By field; those of all others are `ANY`."""
 
 
-def check_dtype(code: str | None, kind: str, where: str, rule: Rule) -> None:
-    """Check that an array or tensor of a dtype is what a field may hold.
-
-    Args:
-        code: Of the dtype; None: one that payloads don't have.
-        kind: It in words.
-        where: The field.
-        rule: The field's.
-
-    Raises:
-        InvalidRequestError: It isn't.
-    """
-    if code not in rule.dtypes:
-        dtype = ", of an integer dtype" if rule.dtypes <= RANGES.keys() else ""
-        raise refusal(where, f"is {kind}; {rule.wanted}{dtype}")
-
-
-def check_shape(shape: Sequence[int], where: str, rule: Rule) -> None:
-    """Check that a field may have a shape.
-
-    Raises:
-        InvalidRequestError: It may not.
-    """
-    if rule.is_flat and len(shape) != 1:
-        hint = f"; take {where}[0], and make an experience of each row" if len(shape) == 2 else ""
-        raise refusal(where, f"has shape {list(shape)}; those of one experience have [n]{hint}")
+def wrong_shape(shape: Sequence[int], where: str) -> InvalidRequestError:
+    """The error of a field that isn't of one dimension."""
+    hint = f"; take {where}[0], and make an experience of each row" if len(shape) == 2 else ""
+    return refusal(where, f"has shape {list(shape)}; those of one experience have [n]{hint}")
 
 
 def refusal(where: str, problem: str) -> InvalidRequestError:

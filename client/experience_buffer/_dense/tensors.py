@@ -15,7 +15,7 @@ from torch import Tensor
 
 from experience_buffer._codec.codec_error import trxp_error
 from experience_buffer._codec.safetensors import ITEM_BYTES, MAX_DIMENSIONS, TensorView, too_large
-from experience_buffer._dense.rules import NAMES, Rule, check_dtype, check_shape, wrong_element
+from experience_buffer._dense.rules import NAMES, RANGES
 
 DTYPES: Final = {
     code: getattr(torch, name)
@@ -24,8 +24,6 @@ DTYPES: Final = {
 }
 """By code."""
 _CODES: Final = {dtype: code for code, dtype in DTYPES.items()}
-_RANKED: Final = frozenset({"U8", "I8", "I16", "I32", "I64"})
-"""Integers that torch compares in all of its operations."""
 _FINISH: Final = "call full_tensor() on every rank, and push on one"
 
 
@@ -78,36 +76,20 @@ def tensor_of(view: TensorView) -> Tensor:
     return flat if len(view.shape) == 1 else flat.view(view.shape)
 
 
-def check_tensor(tensor: Tensor, where: str, rule: Rule) -> None:
-    """Check that a field may hold a tensor.
+def is_of_integers(tensor: Tensor) -> bool:
+    """Whether a tensor holds whole numbers, by its dtype."""
+    return _CODES.get(tensor.dtype) in RANGES
 
-    Args:
-        tensor: It; whether its elements can be read is seen when it is encoded.
-        where: The field, for errors.
-        rule: The field's.
 
-    Raises:
-        InvalidRequestError: It may not.
-    """
-    code = _CODES.get(tensor.dtype)
-    if code is not None and code not in rule.dtypes:
-        check_dtype(code, f"a tensor of {tensor.dtype}", where, rule)
-    if rule.is_flat and tensor.dim() != 1:
-        check_shape(tensor.shape, where, rule)
-    if rule.is_mask and code is not None and code != "BOOL":
-        try:
-            dense = _dense(tensor.detach())
-        except TypeError:
-            return
-        if code in _RANKED and dense.numel():
-            least, greatest = torch.aminmax(dense)  # A fraction of what the masks below take.
-            if least.item() >= 0 and greatest.item() <= 1:
-                return
-        odd = (dense != 0) & (dense != 1)
-        if odd.any():
-            index = int(odd.flatten().nonzero()[0])
-            value = dense.flatten()[index].item()
-            raise wrong_element(value, where, tensor.shape, index, f"; {rule.wanted}")
+def numbers_of(tensor: Tensor) -> list[Any]:
+    """The real numbers of a tensor, flat; none where they can't be read."""
+    if tensor.is_complex():
+        return []
+    try:
+        values: list[Any] = tensor.flatten().tolist()
+    except RuntimeError:
+        return []
+    return values
 
 
 def common_dtype(one: torch.dtype, other: torch.dtype) -> torch.dtype:

@@ -49,12 +49,12 @@ LOST: list[tuple[str, Any, str]] = [
     ("tokens", [np.int64(1), np.int64(2**40)], r"tokens\[1\] is .*1099511627776.*, beyond int32"),
     ("tokens", (1, 2.5), r"tokens\[1\] is 2.5"),
     ("tokens", [torch.tensor(1), torch.tensor(2.5)], r"tokens\[1\] is 2.5"),
-    ("tokens", torch.tensor([1.0, 2.0]), "tokens is a tensor of torch.float32; .* integer dtype"),
-    ("tokens", torch.tensor([True]), "tokens is a tensor of torch.bool"),
-    ("tokens", np.array([1.0, 2.0]), "tokens is an array of float64"),
+    ("tokens", torch.tensor([1.0, 2.5]), r"tokens\[1\] is 2.5, of torch.float32; .* integer dtype"),
+    ("tokens", torch.tensor([True]), r"tokens\[0\] is True, of torch.bool"),
+    ("tokens", np.array([1.0, 2.0]), r"tokens\[0\] is 1.0, of float64"),
     ("tokens", np.array([1, 2.5], dtype=object), r"tokens\[1\] is 2.5"),
     ("tokens", np.ma.masked_less(np.array([1, 2]), 2), "tokens is a masked array"),
-    ("tokens", array.array("f", [1.0]), "tokens is a array"),
+    ("tokens", array.array("f", [1.0]), r"tokens\[0\] is 1.0, of float32"),
     (
         "tokens",
         torch.tensor([[1, 2]]),
@@ -69,24 +69,15 @@ LOST: list[tuple[str, Any, str]] = [
     ("tokens", {1, 2}, r"tokens is {1, 2} \(set\)"),
     ("tokens", iter([1, 2]), r"tokens is .* \(list_iterator\)"),
     ("chosen", [1, 1.5], r"chosen\[1\] is 1.5"),
-    ("rejected", torch.tensor([1.5]), "rejected is a tensor of torch.float32"),
+    ("rejected", torch.tensor([1.5]), r"rejected\[0\] is 1.5, of torch.float32"),
     ("action_mask", [1, 0.5], r"action_mask\[1\] is 0.5; a mask holds True and False, or 1 and 0"),
     ("action_mask", [1, 2], r"action_mask\[1\] is 2"),
     ("action_mask", [None, 1], r"action_mask\[0\] is None"),
     ("action_mask", ["a", 1], r"action_mask\[0\] is 'a'"),
-    ("action_mask", torch.tensor([1, 0.5]), r"action_mask\[1\] is 0.5"),
-    ("action_mask", torch.tensor([1, 0, -1]), r"action_mask\[2\] is -1"),
-    ("action_mask", torch.tensor([1, float("nan")]), r"action_mask\[1\] is nan"),
-    ("action_mask", torch.tensor([1, 0.5], dtype=torch.bfloat16), r"action_mask\[1\] is 0.5"),
-    ("action_mask", np.array([1, 0.5]), r"action_mask\[1\] is 0.5"),
-    ("action_mask", np.array([3, 1], "u1"), r"action_mask\[0\] is 3"),
-    ("action_mask", array.array("b", [1, 2]), r"action_mask\[1\] is 2"),
-    ("action_mask", [[True, False]], r"action_mask has shape \[1, 2\]"),
     ("logprobs", [-0.5, -1e300], r"logprobs\[1\] is -1e\+300, beyond float32"),
     ("logprobs", [None, -0.5], r"logprobs\[0\] is None; give numbers"),
     ("logprobs", [-0.5, 10**400], r"logprobs\[1\] is 1000.*float32"),
     ("logprobs", np.zeros(2, "c16"), "logprobs is an array of complex128"),
-    ("logprobs", torch.zeros(2, dtype=torch.complex64), "logprobs is a tensor of torch.complex64"),
     ("token_level_reward", [0.5, 2**24 + 1], r"\[1\] is 16777217, which float32 would round"),
     ("advantages", ["x"], r"advantages\[0\] is 'x'"),
     (
@@ -102,12 +93,10 @@ LOST: list[tuple[str, Any, str]] = [
     ),
     ("routed_experts", [[[256]]], r"routed_experts\[0\]\[0\]\[0\] is 256, beyond uint8"),
     ("routed_experts", [[[1.7]]], r"routed_experts\[0\]\[0\]\[0\] is 1.7"),
-    ("routed_experts", np.array([[[1.0]]]), "routed_experts is an array of float64"),
     ("values", [1e39], r"values'?\]?\[0\] is 1e\+39, beyond float32"),
     ("ref_logprobs", [None], r"ref_logprobs'?\]?\[0\] is None"),
     ("versions", [3, 2.5], r"versions'?\]?\[1\] is 2.5; versions are whole numbers"),
     ("versions", [3, 2**63], r"versions'?\]?\[1\] is .*, beyond int64"),
-    ("versions", torch.tensor([3.0]), "versions'?]? is a tensor of torch.float32"),
 ]
 
 
@@ -123,6 +112,24 @@ def test_what_would_lose_something_is_refused_by_field_and_value(
             with pytest.raises(InvalidRequestError, match=text) as refused:
                 way(**{name: value})
             assert name in refused.value.subject
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("action_mask", torch.tensor([1, 0.5])),
+        ("action_mask", np.array([3, 1], "u1")),
+        ("logprobs", torch.zeros(2, dtype=torch.complex64)),
+        ("versions", torch.tensor([3.0, 4.5])),
+        ("routed_experts", np.array([[[1.0]], [[2.5]]], "f4")),
+    ],
+)
+def test_an_array_or_tensor_is_kept_to_the_bit_for_who_computes_with_it(
+    name: str, value: Any
+) -> None:
+    for way in (made, assigned):
+        back = Experience.deserialize(way(**{name: value}).serialize())
+        assert getattr(back, name).equal(torch.as_tensor(value))
 
 
 @pytest.mark.parametrize(
