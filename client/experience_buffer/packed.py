@@ -23,6 +23,7 @@ from experience_buffer._codec.frame import join_frame
 from experience_buffer._codec.payload import read_single
 from experience_buffer._dense import convert
 from experience_buffer._packed import rewriter
+from experience_buffer._packed.asked import check_position, uid_of
 from experience_buffer._packed.row import Facts, PackedRow
 from experience_buffer._packed.select import select
 from experience_buffer._packed.table import Table, read_table
@@ -73,11 +74,16 @@ class PackedBatch:
     def __iter__(self) -> Iterator[Experience]:
         return map(self.of, range(len(self)))
 
+    def __contains__(self, experience: object) -> bool:
+        """Whether it holds an experience, given itself, or by its identity or uid."""
+        return uid_of(experience) in self._uids
+
     @overload
     def __getitem__(self, index: int) -> Experience: ...
     @overload
     def __getitem__(self, index: slice) -> PackedBatch: ...
     def __getitem__(self, index: int | slice) -> Experience | PackedBatch:
+        check_position(index)
         if isinstance(index, slice):
             return PackedBatch(select(self._table, range(len(self))[index]))
         return self.of(index)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, overload
 
 from experience_buffer._codec.limits import DEFAULT_LIMITS
+from experience_buffer._packed.asked import check_position, uid_of
 
 if TYPE_CHECKING:
     from experience_buffer.experience import Experience
@@ -125,11 +126,17 @@ class BatchData:
     def __iter__(self) -> Iterator[Experience]:
         return iter(self.experiences if self.columns is None else self.packed)
 
+    def __contains__(self, experience: object) -> bool:
+        """Whether it holds an experience, given itself, or by its identity or uid."""
+        uid = uid_of(experience)
+        return uid in (self.uids if self.columns is None else self.packed.uids)
+
     @overload
     def __getitem__(self, index: int) -> Experience: ...
     @overload
     def __getitem__(self, index: slice) -> list[Experience]: ...
     def __getitem__(self, index: int | slice) -> Experience | list[Experience]:
+        check_position(index)
         found = self.experiences if self.columns is None else self.packed
         return list(found[index]) if isinstance(index, slice) else found[index]
 

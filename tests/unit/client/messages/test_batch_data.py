@@ -66,6 +66,25 @@ def test_a_packed_batch_has_its_experiences_and_parts() -> None:
         ours[len(NAMES)]
 
 
+def test_a_batch_is_asked_for_what_it_has() -> None:
+    tokens = {"tokens": view("I32", (3,))}
+    rows = [packed_rows.row(number, tokens) for number in range(3)]
+    other = packed_rows.row(5, tokens)
+    ours: Any
+    for ours in (delivered(rows, "trxp"), delivered(rows, "packed"), packed_rows.parsed(rows)):
+        for each in ours:
+            assert each in ours
+            assert each.eid in ours
+            assert each.eid.uid in ours
+        assert trxp.decode(other.payload)[0] not in ours
+        assert other.uid not in ours
+        with pytest.raises(TypeError, match="ask for an Experience, an EID or a uid, not 5"):
+            _ = 5 in ours
+        for index in ("reward", 1.0, None, (0, 1)):
+            with pytest.raises(TypeError, match=r"indexed by position, as in batch\[0\]"):
+                ours[index]
+
+
 @pytest.mark.parametrize("part", [slice(None), slice(1, 5), slice(0, 0)])
 def test_packed_batches_travel(part: slice) -> None:
     ours = packed()[part]
