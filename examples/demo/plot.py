@@ -26,11 +26,15 @@ BELOW = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "ncols": 3, "fra
 
 
 def write_plot(history: History, path: Path, *, settings: DemoSettings) -> None:
+    """Write what `draw` draws as a PNG; an older one at `path` is replaced."""
+    draw(history, settings=settings).savefig(path, format="png")
+
+
+def draw(history: History, *, settings: DemoSettings) -> Figure:
     """Draw reward, accuracy, staleness and buffer depth over the seconds of training.
 
     Args:
         history: At least the untrained policy.
-        path: The PNG to write; an older one is replaced.
         settings: With target and bound.
     """
     figure = Figure(figsize=(11, 8), layout="constrained", dpi=120)
@@ -54,7 +58,7 @@ def write_plot(history: History, path: Path, *, settings: DemoSettings) -> None:
         f"Reversing digits by reinforcement alone: {history.version} policy updates in "
         f"{history.seconds:.0f} s"
     )
-    figure.savefig(path, format="png")
+    return figure
 
 
 def _draw_reward(axes: Any, history: History) -> None:

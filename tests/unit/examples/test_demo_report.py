@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import sys
 from dataclasses import replace
@@ -13,7 +14,7 @@ import pytest
 from examples.demo import __main__ as command
 from examples.demo.history import Depth, History, Kill, Update, Verdict
 from examples.demo.journal import Audit
-from examples.demo.plot import write_plot
+from examples.demo.plot import draw, write_plot
 from examples.demo.processes import how_it_ended
 from examples.demo.report import summary, verdict
 from examples.demo.runner import Outcome, buffer_config
@@ -164,6 +165,45 @@ def test_the_plot_is_a_png(tmp_path: Path, num_updates: int) -> None:
     content = path.read_bytes()
     assert content.startswith(b"\x89PNG\r\n\x1a\n")
     assert int.from_bytes(content[16:20], "big") > 1000
+
+
+def test_the_plot_names_its_axes_and_keeps_its_legends_off_the_data() -> None:
+    figure = draw(make_history(), settings=SETTINGS)
+    figure.draw_without_rendering()  # Lays it out.
+    for axes in figure.axes:
+        assert axes.get_xlabel() == "seconds of training"
+        assert axes.get_ylabel()
+        legend = axes.get_legend()
+        assert legend is not None
+        assert legend.get_window_extent().y1 < axes.get_window_extent().y0
+        assert not axes.texts
+    killed = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert [text.partition(",")[0] for text in killed] == ["server killed", "both ranks killed"]
+
+
+def points(line: Any) -> list[tuple[float, float]]:
+    return [(x, y) for x, y in line.get_xydata().tolist()]
+
+
+def test_the_plot_has_the_bound_the_target_and_the_final_measurement() -> None:
+    _, accuracy, staleness, _ = draw(make_history(), settings=SETTINGS).axes
+    lines = {str(line.get_label()): line for line in (*accuracy.lines, *staleness.lines)}
+    assert {y for _, y in points(lines["bound 2"])} == {2}
+    assert {y for _, y in points(lines["target 90%"])} == {0.9}
+    assert points(lines["at the end, 997 others: 97.0%"]) == [(7.0, 0.97)]
+
+
+def test_the_mean_of_the_reward_is_of_what_is_around_it() -> None:
+    raw, mean = map(points, draw(make_history(), settings=SETTINGS).axes[0].lines[:2])
+    # Of a straight line it is the line itself; a mean of what came before would lie below.
+    assert mean[3] == pytest.approx(raw[3])
+
+
+def test_nothing_is_drawn_between_the_points_that_a_kill_lies_between() -> None:
+    history = make_history()
+    history.kills[0].time += 0.5
+    raw = points(draw(history, settings=SETTINGS).axes[0].lines[0])
+    assert [x for x, y in raw if math.isnan(y)] == [3.0]
 
 
 def test_a_port_in_use_is_said_in_a_sentence(tmp_path: Path) -> None:
