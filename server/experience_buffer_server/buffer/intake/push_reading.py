@@ -17,7 +17,7 @@ from experience_buffer.errors import InvalidRequestError
 from experience_buffer.trxp import DEFAULT_LIMITS, Limits
 from experience_buffer_server.buffer.intake.admission import PayloadReader, entomb
 from experience_buffer_server.buffer.intake.placement import Forecast, forecast
-from experience_buffer_server.buffer.intake.repeats import Repeats, difference_of
+from experience_buffer_server.buffer.intake.repeats import Repeats, difference_of, was_the_same
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.entries import Candidate, Reason, Refusal
 from experience_buffer_server.buffer.state.group_keys import group_key, key_problem
@@ -237,7 +237,7 @@ class Reading:
                 differs = self.repeats.difference(entry, candidate)
                 outcomes.append(_repeated(uid, "is stored", differs))
             elif past is not None:
-                is_same = past == candidate.digest
+                is_same = was_the_same(past, candidate)
                 differs = "" if is_same else "other bytes, whose fields are not kept"
                 outcomes.append(_repeated(uid, "was consumed", differs))
             elif first != index:

@@ -12,7 +12,7 @@ from typing import Final
 
 from experience_buffer import errors
 from experience_buffer_server.buffer.delivery.read_ahead import fetched
-from experience_buffer_server.buffer.intake.same_content import difference, digest_of
+from experience_buffer_server.buffer.intake.same_content import difference, digest_of, digests_alike
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.entries import Candidate, Entry
 from experience_buffer_server.store.interface import OTHER_DIGEST, DamagedRecordError
@@ -84,6 +84,16 @@ class Repeats:
             return difference(stored, bytes(candidate.payload), annotated=annotated)
         except errors.TrxpError as error:
             return f"what is stored can't be read back: {error}"
+
+
+def was_the_same(past: bytes, candidate: Candidate) -> bool:
+    """Whether what was consumed, of which only the digest is known, is known to have been the same."""
+    if past == candidate.digest or candidate.tombstone:
+        return past == candidate.digest
+    try:
+        return past in digests_alike(bytes(candidate.payload))
+    except errors.TrxpError:
+        return False
 
 
 def difference_of(first: Candidate, candidate: Candidate) -> str:

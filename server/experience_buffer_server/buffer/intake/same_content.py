@@ -6,7 +6,8 @@ dict's keys and of tensors, the spaces of a table, a tuple that was a list in be
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import xxhash
@@ -59,6 +60,40 @@ def digest_of(payload: bytes) -> bytes:
     """
     other = _item(payload).orderless()
     return xxhash.xxh3_128_digest(payload if other is None else other)
+
+
+def digests_alike(payload: bytes) -> Iterator[bytes]:
+    """Digests that the same content may have had when it was pushed, where only that is known of it.
+
+    As it is when all equal texts are one object, which is so of those that code spells out; and when
+    only keys are, as after a JSON file was read.
+
+    Raises:
+        TrxpError: It can't be read.
+    """
+    item = _item(payload)
+    for shares_values in (True, False):
+        shared = {key: key for key in item.keys}
+        meta = _shared(item.meta, shared.setdefault, shares_values=shares_values)
+        yield digest_of(replace(item, meta=meta).encode())
+
+
+def _shared(value: Any, first: Callable[[str, str], str], *, shares_values: bool) -> Any:
+    """Plain data anew: of equal texts the first, but for values of their own where those aren't shared."""
+    kind = type(value)
+    if kind is str:
+        # Python has those of one character once only, wherever they come from.
+        return first(value, value) if shares_values else value[:1] + value[1:]
+    if kind is dict:
+        return {
+            first(key, key) if type(key) is str else key: _shared(
+                member, first, shares_values=shares_values
+            )
+            for key, member in value.items()
+        }
+    if kind is list:
+        return [_shared(member, first, shares_values=shares_values) for member in value]
+    return value
 
 
 def _item(payload: bytes) -> Item:

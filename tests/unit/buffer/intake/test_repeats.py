@@ -168,10 +168,16 @@ async def test_a_tombstone_is_another_thing(world: World) -> None:
     assert "(as an experience, and comes as a tombstone)" in outcome.message
 
 
-async def test_of_what_was_consumed_only_the_bytes_are_known(world: World) -> None:
-    buffer = await world.holding(pushed(rollout()), group_by="none")
+@pytest.mark.parametrize("first", [MESSAGES, spooled(MESSAGES)], ids=["spelled out", "spooled"])
+async def test_of_what_was_consumed_only_the_bytes_are_known(world: World, first: Any) -> None:
+    plain = {"info": {"model_version": 3, "user": "again"}}
+    buffer = await world.holding(pushed(rollout(messages=first, **plain)), group_by="none")
     await consume(buffer)
-    assert (await again(buffer, pushed(rollout()))).status == "duplicate"
+    for messages in (MESSAGES, spooled(MESSAGES), first):
+        second = pushed(rollout(messages=messages, **plain))
+        assert (await again(buffer, second)).status == "duplicate"
+    other = [MESSAGES[0], MESSAGES[1] | {"content": "user"}]
+    assert (await again(buffer, pushed(rollout(messages=other, **plain)))).reason == "conflict"
     outcome = await again(buffer, pushed(rollout(reward=3.0)))
     assert "was consumed with other content" in outcome.message
 
