@@ -67,6 +67,11 @@ def unreadable(
     return ""
 
 
+def is_all_ones(code: str, data: Raw) -> bool:
+    """Whether a mask lets every token through; one that can't be read doesn't."""
+    return code in MASK_DTYPES and bool(decode_mask(data, code).all())
+
+
 def _mask_problem(code: str, data: Raw) -> str:
     if code not in MASK_DTYPES:
         return f"action_mask has dtype {code}; send one of {', '.join(MASK_DTYPES)}"

@@ -111,8 +111,8 @@ def _read(message: Message) -> dict[str, Any]:
 def _fill(message: Message, values: Mapping[str, Any]) -> None:
     """Set a message's fields; None stays unset."""
     for name, value in values.items():
-        field = message.DESCRIPTOR.fields_by_name.get(name)
-        if value is None or field is None:
+        field = message.DESCRIPTOR.fields_by_name[name]
+        if value is None:
             continue
         if field.is_repeated:
             for part in value:

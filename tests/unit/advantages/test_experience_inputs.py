@@ -297,9 +297,8 @@ def test_a_missing_baseline_is_no_missing_reward() -> None:
         assert dead.tombstone
 
 
-def test_an_advantage_that_is_a_name_alone_is_told_to_be_a_table() -> None:
-    with pytest.raises(ValueError, match=r'give a table: advantage = \{ estimator = "grpo" \}'):
-        settings(advantage="grpo")
+def test_an_advantage_may_be_a_name_alone() -> None:
+    assert settings(advantage="grpo") == settings(advantage={"estimator": "grpo"})
 
 
 def test_without_inputs_nothing_is_a_problem() -> None:

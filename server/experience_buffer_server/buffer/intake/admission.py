@@ -28,7 +28,7 @@ from experience_buffer_server.advantages.experience_inputs import (
     input_problem,
     response_tokens,
 )
-from experience_buffer_server.advantages.tensor_inputs import unreadable
+from experience_buffer_server.advantages.tensor_inputs import is_all_ones, unreadable
 from experience_buffer_server.buffer.intake.policy_versions import (
     explain_unversioned,
     is_begun_by_nobody,
@@ -124,7 +124,16 @@ def admit(
         # Of a set each process has an order of its own, and so of the payload that is pushed again.
         fields=fields if other is None else fields | OTHER_DIGEST,
         priority=priority,
+        trains_all=_trains_all(item, length),
     )
+
+
+def _trains_all(item: Item, length: int) -> bool:
+    """Whether all tokens but the first are the response, and none of them is masked."""
+    mask = item.tensors.get("action_mask")
+    if "chosen" in item.tensors or not 0 < length == item.tensors["tokens"].shape[0] - 1:
+        return False
+    return mask is None or is_all_ones(mask.dtype, mask.data)
 
 
 def _is_ordinary(item: Item, length: int) -> bool:

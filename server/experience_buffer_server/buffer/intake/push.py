@@ -13,6 +13,7 @@ from functools import partial
 
 from experience_buffer import errors
 from experience_buffer_server.buffer.intake.admission import PayloadReader
+from experience_buffer_server.buffer.intake.notices import Notices
 from experience_buffer_server.buffer.intake.placement import completing, forecast
 from experience_buffer_server.buffer.intake.push_reading import (
     Admitted,
@@ -47,6 +48,7 @@ class Ingest:
         self._room = room
         self.reading = Reading(state, payloads)
         """Reads pushes."""
+        self._notices = Notices()
 
     async def push(
         self,
@@ -95,6 +97,11 @@ class Ingest:
             if place is not None:
                 self._room.leave(place)
                 charge.has_waited()
+        self._notices.look(
+            (candidate for _, candidate in arrived.fresh),
+            buffer=self._state.name,
+            group_by=self._state.settings.group_by,
+        )
         if self._room.num_waiting:
             self._room.stored([entry.record.uid for entry in entries])
         await self._make_durable(batch, entries, arrived.outcomes)

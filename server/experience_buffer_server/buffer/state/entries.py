@@ -65,6 +65,8 @@ class Candidate:
     priority: float = 1.0
     tombstone: bool = False
     note: str = ""
+    trains_all: bool = False
+    """Every token but the first is the response, and none of them is masked."""
 
 
 MAX_NOTE = 1024

@@ -13,12 +13,13 @@ from typing import Final
 import xxhash
 
 from experience_buffer._codec.frame import head_of
+from experience_buffer._codec.safetensors import ITEM_BYTES
 from experience_buffer.eid import EID
 from experience_buffer.trxp import DEFAULT_LIMITS, Limits, TensorView
 from experience_buffer_server.advantages.arrays.values import INTEGER_DTYPES
 from experience_buffer_server.advantages.experience_inputs import INPUT_BITS, Needs
 from experience_buffer_server.advantages.plan.specs import COLUMNS
-from experience_buffer_server.advantages.tensor_inputs import unreadable
+from experience_buffer_server.advantages.tensor_inputs import is_all_ones, unreadable
 from experience_buffer_server.buffer.intake.admission import (
     check_priority,
     check_reward,
@@ -42,6 +43,7 @@ _MAX_DEPTH: Final = 16
 """What is deeper is rare, and not worth knowing."""
 _NO_VERSIONS: Final = (None, None)
 _PLACES: Final = {name: place for place, name in enumerate(ws.TENSOR_NAMES)}
+_TOKENS: Final = _PLACES["tokens"]
 _MASK: Final = _PLACES["action_mask"]
 _VERSIONS: Final = _PLACES["versions"]
 _PLAIN_MASKS: Final = {
@@ -187,6 +189,7 @@ class CompiledReader:
             max_version=versions[1],
             fields=fields | ORDINARY if is_ordinary else fields,
             priority=priority,
+            trains_all=_trains_all(payload, fact, length),
         )
 
 
@@ -212,6 +215,15 @@ def _unreadable(payload: memoryview, fact: list[int], needs: Needs) -> str:
         lists={},
         is_truncated=bool(fact[ws.IS_CUT_OFF]),
     )
+
+
+def _trains_all(payload: memoryview, fact: list[int], length: int) -> bool:
+    """What `admission` says: all tokens but the first are the response, and none of them is masked."""
+    dtype, begin, end = fact[ws.PLACES + 3 * _TOKENS : ws.PLACES + 3 * _TOKENS + 3]
+    if end - begin != (length + 1) * ITEM_BYTES[ws.DTYPES[dtype]]:
+        return False
+    mask = _elements(payload, fact, _MASK)
+    return mask is None or is_all_ones(*mask)
 
 
 def _canonical(pieces: list[memoryview], *, is_lent: bool) -> tuple[Payload, bytes]:
