@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from experience_buffer._async.batch import AsyncBatch as AsyncBatch
+    from experience_buffer._async.listing import AsyncSummaries as AsyncSummaries
     from experience_buffer._async.policy_watch import AsyncPolicyVersions as AsyncPolicyVersions
     from experience_buffer._async.stream import AsyncSampleStream as AsyncSampleStream
     from experience_buffer._async.writer import AsyncWriter as AsyncWriter
     from experience_buffer._sync.batch import Batch as Batch
+    from experience_buffer._sync.listing import Summaries as Summaries
     from experience_buffer._sync.policy_watch import PolicyVersions as PolicyVersions
     from experience_buffer._sync.stream import SampleStream as SampleStream
     from experience_buffer._sync.writer import Writer as Writer
@@ -64,9 +66,10 @@ if TYPE_CHECKING:
     from experience_buffer.outcomes import PushOutcome as PushOutcome
     from experience_buffer.outcomes import PushResult as PushResult
     from experience_buffer.packed import PackedBatch as PackedBatch
+    from experience_buffer.stats import BufferStats as BufferStats
+    from experience_buffer.stats import ConsumerStats as ConsumerStats
+    from experience_buffer.stats import Stats as Stats
     from experience_buffer.values import BufferInfo as BufferInfo
-    from experience_buffer.values import BufferStats as BufferStats
-    from experience_buffer.values import ConsumerStats as ConsumerStats
     from experience_buffer.values import DeleteResult as DeleteResult
     from experience_buffer.values import ExperienceSummary as ExperienceSummary
     from experience_buffer.values import PriorityResult as PriorityResult
@@ -75,7 +78,6 @@ if TYPE_CHECKING:
     from experience_buffer.values import SafeResult as SafeResult
     from experience_buffer.values import SealedGroup as SealedGroup
     from experience_buffer.values import SnapshotResult as SnapshotResult
-    from experience_buffer.values import Stats as Stats
     from experience_buffer.values import StoredExperience as StoredExperience
     from experience_buffer.values import Tombstone as Tombstone
     from experience_buffer.values import WriterCounts as WriterCounts
@@ -84,10 +86,12 @@ if TYPE_CHECKING:
 
 _NAMES: Final = {
     "_async.batch": ("AsyncBatch",),
+    "_async.listing": ("AsyncSummaries",),
     "_async.policy_watch": ("AsyncPolicyVersions",),
     "_async.stream": ("AsyncSampleStream",),
     "_async.writer": ("AsyncWriter",),
     "_sync.batch": ("Batch",),
+    "_sync.listing": ("Summaries",),
     "_sync.policy_watch": ("PolicyVersions",),
     "_sync.stream": ("SampleStream",),
     "_sync.writer": ("Writer",),
@@ -148,10 +152,9 @@ _NAMES: Final = {
     ),
     "dataset": ("ExperienceDataset",),
     "packed": ("PackedBatch",),
+    "stats": ("BufferStats", "ConsumerStats", "Stats"),
     "values": (
         "BufferInfo",
-        "BufferStats",
-        "ConsumerStats",
         "DeleteResult",
         "ExperienceSummary",
         "PriorityResult",
@@ -160,7 +163,6 @@ _NAMES: Final = {
         "SafeResult",
         "SealedGroup",
         "SnapshotResult",
-        "Stats",
         "StoredExperience",
         "Tombstone",
         "WriterCounts",

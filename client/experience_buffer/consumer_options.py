@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from experience_buffer._arguments import NONE, made
+from experience_buffer._show import Shown
 
 if TYPE_CHECKING:
     from experience_buffer._arguments import Like
@@ -51,8 +52,8 @@ SelectorKey: TypeAlias = Literal["priority", "reward", "response_tokens"]
 """What the orders "min" and "max" compare; of a group, the mean of its members."""
 
 
-@dataclass(frozen=True, slots=True)
-class Selector:
+@dataclass(frozen=True, slots=True, repr=False)
+class Selector(Shown):
     """In which order units are chosen, for delivery or for removal.
 
     Attributes:
@@ -78,8 +79,8 @@ class Selector:
 _FIFO: Any = Selector()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limiter:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Limiter(Shown):
     """Keeps pushing and sampling in step; counts are of the consumer's units.
 
     With I units inserted, S delivered and r `samples_per_insert`, a batch of n is delivered while
@@ -101,8 +102,8 @@ class Limiter:
     max_ahead_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Staleness:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Staleness(Shown):
     """How stale a unit may be for a consumer; its version is the lowest of its members.
 
     Attributes:
@@ -120,8 +121,8 @@ class Staleness:
     on_stale: StalePolicy = "drop"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pacing:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Pacing(Shown):
     """Admission of new tasks by what the trainer can still use in time; see `reserve_groups`.
 
     A group is admitted while (max_staleness + 1) * batch_size exceeds the groups that are reserved
@@ -140,8 +141,8 @@ class Pacing:
     max_running: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerConfig:
+@dataclass(frozen=True, slots=True, repr=False)
+class ConsumerConfig(Shown):
     """A named reader of a buffer.
 
     What is a value of its own may be given as a dict of its fields, as in TOML.

@@ -148,6 +148,13 @@ class ExperienceDataset(IterableDataset[Any]):
         self._feed = Feed(self.client, options, collate=collate, token_budget=token_budget)
         self._finalizer = weakref.finalize(self, self._feed.close)
 
+    def __repr__(self) -> str:
+        rank = f", rank {self.rank} of {self.world_size}" if self.world_size > 1 else ""
+        return (
+            f"<ExperienceDataset of {self.consumer!r} on {self.buffer!r} at {self.client.address}: "
+            f"step {self.step}{rank}>"
+        )
+
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_finalizer"}
 

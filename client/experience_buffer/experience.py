@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from experience_buffer import _payloads
+from experience_buffer import _payloads, _show
 from experience_buffer._codec.limits import DEFAULT_LIMITS
 from experience_buffer._codec.safetensors import TensorView
 from experience_buffer._fields import (
@@ -24,6 +24,7 @@ from experience_buffer._fields import (
     InfoValue,
     RewardField,
     TensorField,
+    Tensors,
     TokensField,
     kept,
     num_rows,
@@ -299,6 +300,22 @@ class Experience:
             data: The payload.
         """
         return _payloads.decode(data, Experience, limits=DEFAULT_LIMITS)
+
+    def __repr__(self) -> str:
+        said = [f"eid={_show.short(self.eid.uid)}"]
+        state = {name: self.__dict__[name] for name in ("tokens", "prompt_length")}
+        for name, value in (state | self.__dict__).items():
+            is_derived = name == "action_mask" and self.experience_type == "single_turn"
+            if name in ("eid", "experience_type") or is_derived or value is None:
+                continue
+            if isinstance(value, Tensors):
+                value = value.kept()
+            is_many = isinstance(value, list)
+            if not is_many and (not isinstance(value, (dict, str)) or value):
+                said.append(f"{name}={_show.short(value)}")
+            elif is_many and value:
+                said.append(f"{name}=<{_show.counted(len(value), 'entry', 'entries')}>")
+        return _show.line(f"Experience({', '.join(said)})")
 
     def to_dict(self) -> dict[str, Any]:
         """Describe the experience without its tensors; texts and messages only where given."""

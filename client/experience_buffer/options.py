@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict
 
 from experience_buffer._arguments import (
     NONE,
@@ -20,6 +20,7 @@ from experience_buffer._arguments import (
     refused,
     shown,
 )
+from experience_buffer._show import Shown, plain, sparse
 from experience_buffer.consumer_options import (
     ConsumerConfig,
     Pacing,
@@ -72,8 +73,8 @@ Parameter: TypeAlias = bool | int | float | str
 """A parameter of an advantage estimator; integers up to 2**53 are exact."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryOptions:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class RetryOptions(Shown):
     """When and for how long failed calls are tried again.
 
     After failure n to reach the server a call waits `initial_backoff_seconds * multiplier**n`, at
@@ -108,8 +109,8 @@ class RetryOptions:
 _RETRY: Any = RetryOptions()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TlsOptions:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class TlsOptions(Shown):
     """A secure channel. Files are read when the channel is made, so a pickled client holds no key.
 
     Attributes:
@@ -132,8 +133,8 @@ class TlsOptions:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientOptions:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ClientOptions(Shown):
     """What rarely needs changing.
 
     Attributes:
@@ -171,8 +172,8 @@ class ClientOptions:
         object.__setattr__(self, "retry", made(RetryOptions, self.retry, "retry"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriterOptions:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class WriterOptions(Shown):
     """Bounds of a background writer.
 
     Attributes:
@@ -196,8 +197,8 @@ class WriterOptions:
         check_number("linger_seconds", self.linger_seconds)
 
 
-@dataclass(frozen=True, slots=True)
-class AdvantageConfig:
+@dataclass(frozen=True, slots=True, repr=False)
+class AdvantageConfig(Shown):
     """How advantages are computed when a group is whole.
 
     Attributes:
@@ -210,9 +211,13 @@ class AdvantageConfig:
     estimator: str = ""
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Describe it as plain data, with the parameters beside the estimator, as in TOML."""
+        return {"estimator": self.estimator, **plain(self.parameters)}
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retention:
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Retention(Shown):
     """What leaves a buffer by itself, in whole units; never what is leased or kept for a rewind.
 
     Attributes:
@@ -225,8 +230,8 @@ class Retention:
     max_lag: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class BufferConfig:
+@dataclass(frozen=True, slots=True, repr=False)
+class BufferConfig(Shown):
     """Everything that can be set for a buffer; None takes the server's default.
 
     What is a value of its own may be given as in TOML, as a dict of its fields:
@@ -312,6 +317,21 @@ class BufferConfig:
             keep("retention", made(Retention, self.retention, "retention"))
         if self.pacing is not None:
             keep("pacing", made(Pacing, self.pacing, "pacing"))
+
+    def __repr__(self) -> str:
+        return sparse(self, _SERVER_DEFAULTS)
+
+
+_REFUSING: Final = ("late_members", "on_bad_reward", "on_missing_field", "on_full")
+_SERVER_DEFAULTS: Final = {
+    **dict.fromkeys((*_REFUSING, "on_missing_version"), "refuse"),
+    **dict.fromkeys(("group_size", "group_deadline_seconds", "max_items", "max_pending_bytes"), 0),
+    **{"group_by": "task", "on_group_deadline": "wait", "min_group_size": 1},
+    **{"consumers": (ConsumerConfig("trainer"),), "advantage": AdvantageConfig()},
+    **{"lease_seconds": 600, "duplicate_horizon_seconds": 86400, "full_timeout_seconds": 10},
+    **{"max_bytes": 64 * 1024**3, "remover": Selector(), "on_future_version": "hold"},
+}
+"""What the server takes where nothing is given: a repr needn't say it."""
 
 
 def _consumers(given: object) -> tuple[ConsumerConfig, ...]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from experience_buffer import _show
 from experience_buffer._error_base import ExperienceBufferError
+from experience_buffer._show import Shown
 
 __all__ = [
     "AnnotateOutcome",
@@ -33,8 +36,8 @@ AnnotateRefusalReason: TypeAlias = Literal["", "unknown_uid", "invalid", "delive
 the advantages it would change are with a consumer. Empty when it wasn't."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PushOutcome:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class PushOutcome(Shown):
     """What became of one experience or tombstone.
 
     Attributes:
@@ -55,8 +58,8 @@ class PushOutcome:
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PushResult:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class PushResult(Shown):
     """What became of a push. Everything not refused is durable.
 
     Attributes:
@@ -91,6 +94,15 @@ class PushResult:
     def refused(self) -> tuple[PushOutcome, ...]:
         """Items that are not stored."""
         return tuple(outcome for outcome in self.outcomes if outcome.status == "refused")
+
+    def __repr__(self) -> str:
+        counts = [f"{self.num_stored} stored"]
+        if self.num_duplicates:
+            counts.append(_show.counted(self.num_duplicates, "duplicate"))
+        return _with_refused("PushResult", counts, self.refused)
+
+    def _repr_html_(self) -> str:
+        return _html(repr(self), self.refused)
 
     def raise_for_refused(self) -> None:
         """Do nothing when every item is stored.
@@ -134,8 +146,8 @@ def refusal(result: PushResult) -> PushRefusedError:
     return error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnnotateOutcome:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class AnnotateOutcome(Shown):
     """What became of one annotation.
 
     Attributes:
@@ -153,8 +165,8 @@ class AnnotateOutcome:
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnnotateResult:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class AnnotateResult(Shown):
     """What became of annotations. Everything not refused is durable.
 
     Attributes:
@@ -172,6 +184,12 @@ class AnnotateResult:
     def refused(self) -> tuple[AnnotateOutcome, ...]:
         """Annotations that changed nothing."""
         return tuple(outcome for outcome in self.outcomes if outcome.status == "refused")
+
+    def __repr__(self) -> str:
+        return _with_refused("AnnotateResult", [f"{self.num_stored} stored"], self.refused)
+
+    def _repr_html_(self) -> str:
+        return _html(repr(self), self.refused)
 
     def raise_for_refused(self) -> None:
         """Do nothing when every annotation is stored.
@@ -212,3 +230,21 @@ def _first(texts: list[str]) -> str:
     """The first few of a list, and how many more there are."""
     more = f"; and {len(texts) - 3} more" if len(texts) > 3 else ""
     return "; ".join(texts[:3]) + more
+
+
+def _with_refused(
+    name: str, counts: list[str], refused: Sequence[PushOutcome | AnnotateOutcome]
+) -> str:
+    """Counts, and why the first one was refused."""
+    if refused:
+        first = refused[0]
+        place = f"item {first.index} " if isinstance(first, PushOutcome) else ""
+        counts.append(
+            f"{len(refused)} refused; {place}({first.uid or 'no uid'}): {first.reason}: "
+            f"{first.message}"
+        )
+    return _show.line(f"<{name}: {', '.join(counts)}>")
+
+
+def _html(text: str, refused: Sequence[PushOutcome | AnnotateOutcome]) -> str:
+    return _show.html_lines([text]) + (_show.html_of_values(refused) if refused else "")

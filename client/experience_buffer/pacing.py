@@ -82,6 +82,9 @@ class RolloutPacer:
         self._accepted = version * batch_size
         self._rejected = 0
 
+    def __repr__(self) -> str:
+        return f"<RolloutPacer at version {self._version}: {self.counts()}>"
+
     @property
     def max_pending(self) -> int:
         """How many rollouts are worth preparing ahead: `(max_staleness + 1) * batch_size`."""

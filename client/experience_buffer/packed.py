@@ -28,6 +28,7 @@ from experience_buffer._packed.row import Facts, PackedRow
 from experience_buffer._packed.select import select
 from experience_buffer._packed.table import Table, read_table
 from experience_buffer._packed.writer import cut, frames, pack
+from experience_buffer._show import counted, line
 from experience_buffer.experience import Experience
 
 if TYPE_CHECKING:
@@ -92,7 +93,8 @@ class PackedBatch:
         return PackedBatch.parse, (rewriter.rewrite(self._table),)
 
     def __repr__(self) -> str:
-        return f"PackedBatch({len(self)} experiences, fields={self.fields})"
+        fields = ", ".join(self.fields)
+        return line(f"<PackedBatch of {counted(len(self), 'experience')}: {fields}>")
 
     @property
     def uids(self) -> list[str]:

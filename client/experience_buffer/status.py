@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
 from experience_buffer import errors
+from experience_buffer._show import line, sparse
 from experience_buffer.v1 import types_pb2
 
 __all__ = [
@@ -74,6 +75,9 @@ class RpcStatus(grpc.Status):
     code: grpc.StatusCode
     details: str
     trailing_metadata: tuple[tuple[str, str | bytes], ...]
+
+    def __repr__(self) -> str:
+        return line(sparse(self))
 
 
 def to_status(error: errors.ExperienceBufferError) -> RpcStatus:

@@ -1,4 +1,4 @@
-"""What calls return: summaries and statistics.
+"""What calls return, but statistics, which are in `stats.py`.
 
 Values only; batches are in `_sync/batch.py`, what became of pushes and annotations is in `outcomes.py`.
 """
@@ -8,8 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from experience_buffer import _show
+from experience_buffer._show import Shown
+from experience_buffer.stats import BufferStats as BufferStats
+from experience_buffer.stats import ConsumerStats as ConsumerStats
+from experience_buffer.stats import Stats as Stats
+
 if TYPE_CHECKING:
-    from experience_buffer.consumer_options import Unit
     from experience_buffer.eid import EID
     from experience_buffer.experience import Experience
     from experience_buffer.options import BufferConfig
@@ -50,8 +55,8 @@ needs; "held": its policy version isn't published yet, or isn't known where a wi
 every consumer has consumed it, and it is kept because a step may be rewound."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tombstone:
+@dataclass(frozen=True, slots=True, repr=False)
+class Tombstone(Shown):
     """A failed rollout: it completes its group and has no vote in the group's statistics.
 
     Attributes:
@@ -63,8 +68,8 @@ class Tombstone:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriterCounts:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class WriterCounts(Shown):
     """What became of the experiences that a writer took.
 
     Attributes:
@@ -88,8 +93,8 @@ class WriterCounts:
         return self.num_appended - settled
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExperienceSummary:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ExperienceSummary(Shown):
     """What is known of a stored experience without its payload.
 
     Attributes:
@@ -129,9 +134,24 @@ class ExperienceSummary:
     priority: float
     generation: int
 
+    def __repr__(self) -> str:
+        said: list[str] = [self.state]
+        if self.reward is not None:
+            said.append(f"reward {self.reward:g}")
+        said += [
+            _show.counted(self.response_tokens, "response token"),
+            _show.size(self.payload_bytes),
+        ]
+        if self.min_policy_version is not None:
+            low, high = self.min_policy_version, self.max_policy_version
+            said.append(f"version {low}" if low == high else f"versions {low} to {high}")
+        if self.message:
+            said.append(self.message)
+        return _show.line(f"<ExperienceSummary {self.uid!r}: {', '.join(said)}>")
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredExperience:
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class StoredExperience(Shown):
     """One experience as the server holds it.
 
     Attributes:
@@ -157,8 +177,8 @@ class StoredExperience:
         return trxp.decode(self.payload)[0] if self.payload else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteResult:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class DeleteResult(Shown):
     """What `delete` removed and what it left.
 
     Attributes:
@@ -172,8 +192,8 @@ class DeleteResult:
     unknown_uids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RewindResult:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class RewindResult(Shown):
     """What a rewind made available again.
 
     Attributes:
@@ -185,8 +205,8 @@ class RewindResult:
     num_leases: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SafeResult:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class SafeResult(Shown):
     """What was kept for a rewind and no longer is.
 
     Attributes:
@@ -199,8 +219,8 @@ class SafeResult:
     safe_step: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PriorityResult:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class PriorityResult(Shown):
     """What became of new priorities. Those in neither list are set.
 
     Attributes:
@@ -214,8 +234,8 @@ class PriorityResult:
     outdated_uids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reservation:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Reservation(Shown):
     """Which tasks may begin.
 
     Attributes:
@@ -229,8 +249,8 @@ class Reservation:
     retry_delay_seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SealedGroup:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class SealedGroup(Shown):
     """A group that gets no more members than stated.
 
     Attributes:
@@ -242,8 +262,8 @@ class SealedGroup:
     group_size: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BufferInfo:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class BufferInfo(Shown):
     """A buffer as the server holds it.
 
     Attributes:
@@ -260,99 +280,14 @@ class BufferInfo:
     num_items: int
     num_bytes: int
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerStats:
-    """The state of one consumer.
-
-    Attributes:
-        name: The consumer's name.
-        unit: What it gets as one: "item" or "group".
-        num_ready_units: Units that can be sampled now.
-        num_leased_units: Units that are delivered and not acknowledged yet.
-        num_leases: Leases that are open.
-        num_waiting: Calls and streams that wait for a batch.
-        waiting_for: What the longest-waiting one waits for; empty when none waits.
-        num_acked_units: Since the server started.
-        num_redelivered_units: Offered again after an expiry or nack since the server started.
-        num_quarantined_units: Came back without an ack too often and aren't offered; see
-            `release_quarantined`.
-        num_held_units: Of policy versions that aren't published yet, or aren't known.
-        num_stale_units: Left out because they were too stale, since the server started.
-        num_retained_experiences: Acknowledged deliveries of experiences that a rewind would make
-            available again.
-        last_step: The highest step that was acknowledged; None before the first.
-        safe_step: The step before which it can't be rewound; None before the first.
-        pushes_wait_for: What keeps its limiter from accepting pushes; empty when nothing does.
-    """
-
-    name: str
-    unit: Unit
-    num_ready_units: int
-    num_leased_units: int
-    num_leases: int
-    num_waiting: int
-    waiting_for: str
-    num_acked_units: int
-    num_redelivered_units: int
-    num_quarantined_units: int
-    num_held_units: int
-    num_stale_units: int
-    num_retained_experiences: int
-    last_step: int | None
-    safe_step: int | None
-    pushes_wait_for: str
+    def __repr__(self) -> str:
+        version = "none" if self.policy_version is None else self.policy_version
+        held = f"{_show.counted(self.num_items, 'experience')}, {_show.size(self.num_bytes)}"
+        return f"<BufferInfo {held}, policy version {version}: {self.config!r}>"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BufferStats:
-    """The state of one buffer.
-
-    Attributes:
-        name: The buffer's name.
-        num_items: Experiences stored, tombstones not counted.
-        num_bytes: Payload bytes stored.
-        num_open_groups: Groups that aren't whole.
-        num_overdue_groups: Open groups past their deadline under the policy "wait".
-        num_computing_groups: Whole groups whose advantages are being computed.
-        num_quarantined_groups: Groups whose advantages can't be computed.
-        num_waiting_for_fields: Experiences that lack a field the estimator needs, and wait for
-            `annotate`.
-        computing_waits_for: What computing waits for or is at work on, in words: missing fields, a
-            batch that isn't full, groups that are being computed; else empty.
-        num_damaged: Experiences set aside because they can't be read back from the disk.
-        num_reserved_groups: Places that workers have reserved and not pushed to yet.
-        keep_ratio: Of the experiences that since the server started were acknowledged for the first
-            time, or left without ever having been, the part that was acknowledged; raw consumers
-            don't count. None before the first.
-        num_waiting_pushes: Pushes that wait in line for room.
-        pushes_wait_for: What they wait for, in words; empty when none waits.
-        oldest_open_group: In words; empty when there is none.
-        policy_version: The newest published policy version; None before the first.
-        consumers: Its readers, in the order of its configuration.
-    """
-
-    name: str
-    num_items: int
-    num_bytes: int
-    num_open_groups: int
-    num_overdue_groups: int
-    num_computing_groups: int
-    num_quarantined_groups: int
-    num_waiting_for_fields: int
-    computing_waits_for: str
-    num_damaged: int
-    num_reserved_groups: int
-    keep_ratio: float | None
-    num_waiting_pushes: int
-    pushes_wait_for: str
-    oldest_open_group: str
-    policy_version: int | None
-    consumers: tuple[ConsumerStats, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotResult:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class SnapshotResult(Shown):
     """A snapshot that is on disk and checked.
 
     Attributes:
@@ -370,18 +305,3 @@ class SnapshotResult:
     seconds: float
     create_time: float
     removed: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stats:
-    """The state of a server.
-
-    Attributes:
-        buffers: By name.
-        server_version: Version of the server's package.
-        uptime_seconds: Since the server started.
-    """
-
-    buffers: tuple[BufferStats, ...]
-    server_version: str
-    uptime_seconds: float

@@ -67,6 +67,18 @@ class AsyncBackgroundPush(OfOneProcess, Closing):
         self._pid = 0
         """Of the process whose worker sends; 0: none does yet."""
 
+    def __repr__(self) -> str:
+        where = f"{type(self).__name__} to {self._buffer!r} at {self._client.address}"
+        if self._is_inherited:
+            return f"<{where}: of another process>"
+        # Without the lock, so that it can be shown wherever one stands.
+        counts = self._queue.counts()
+        state = "closed, " if self._closing else "failed, " if self._failure is not None else ""
+        return (
+            f"<{where}: {state}{counts.num_appended:,} appended, {counts.num_stored:,} stored, "
+            f"{counts.num_refused:,} refused, {counts.num_pending:,} pending>"
+        )
+
     @property
     def counts(self) -> WriterCounts:
         """What became of the experiences appended so far.

@@ -164,6 +164,10 @@ class AsyncPendingAck:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.batch, self.step, None)
 
+    def __repr__(self) -> str:
+        step = "" if self.step is None else f" with step {self.step}"
+        return f"<{type(self).__name__} of {self.batch!r}{step}>"
+
     async def result(self) -> int:
         """Wait until the batch is consumed; see `AsyncBatch.ack` for what is returned and raised."""
         batch = self.batch

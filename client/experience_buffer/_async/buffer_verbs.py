@@ -12,6 +12,7 @@ from experience_buffer._messages import config as _config
 from experience_buffer._messages import convert, fields
 from experience_buffer._messages.calls import Call, number
 from experience_buffer._messages.convert import reader_of
+from experience_buffer._show import Rows
 from experience_buffer.options import BufferChanges, BufferConfig
 from experience_buffer.values import BufferInfo, Reservation, SnapshotResult, Stats
 
@@ -60,8 +61,8 @@ class AsyncBufferVerbs(AsyncConnection):
         return await self._call("GetBuffer", convert.buffer, name=name)
 
     async def list_buffers(self) -> tuple[BufferInfo, ...]:
-        """Read all buffers, by name."""
-        return await self._call("ListBuffers", convert.buffers)
+        """Read all buffers, by name; a notebook shows them as a table."""
+        return Rows(await self._call("ListBuffers", convert.buffers))
 
     async def delete_buffer(self, name: str, *, force: bool = False) -> int:
         """Remove a buffer; how many experiences were in it.

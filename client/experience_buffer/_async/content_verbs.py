@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experience_buffer._async.connection import AsyncConnection
+from experience_buffer._async.listing import AsyncSummaries
 from experience_buffer._async.primitives import in_thread
 from experience_buffer._messages import annotate as _annotate
 from experience_buffer._messages import calls, convert
@@ -15,7 +16,6 @@ from experience_buffer.outcomes import AnnotateOutcome, AnnotateResult
 from experience_buffer.values import (
     DeleteResult,
     ExperienceState,
-    ExperienceSummary,
     SealedGroup,
     StoredExperience,
 )
@@ -117,7 +117,7 @@ class AsyncContentVerbs(AsyncConnection):
             result.raise_for_refused()
         return result
 
-    async def list(
+    def list(
         self,
         *,
         buffer: str = "default",
@@ -126,8 +126,10 @@ class AsyncContentVerbs(AsyncConnection):
         sid: str = "",
         state: ExperienceState | None = None,
         page_size: int = 100,
-    ) -> AsyncIterator[ExperienceSummary]:
+    ) -> AsyncSummaries:
         """Iterate over summaries of stored experiences, oldest first, fetching page by page.
+
+        A notebook that shows what this returns shows the first page as a table.
 
         Args:
             buffer: The buffer's name.
@@ -138,19 +140,9 @@ class AsyncContentVerbs(AsyncConnection):
             page_size: Summaries per call, at most 1,000.
         """
         where = calls.make_filter(tid=tid, rid=rid, sid=sid, state=state)
-        token, more = "", True
-        while more:
-            page, token = await self._call(
-                "List",
-                convert.page,
-                buffer=buffer,
-                filter=where,
-                page_size=page_size,
-                page_token=token,
-            )
-            for summary in page:
-                yield summary
-            more = bool(token)
+        request: dict[str, Any] = {"buffer": buffer, "filter": where, "page_size": page_size}
+        calls.call_of("List", convert.page, **request)  # Checks them here, not where it iterates.
+        return AsyncSummaries(self, **request)
 
     async def delete(
         self,

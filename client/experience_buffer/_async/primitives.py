@@ -8,7 +8,7 @@ none.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
@@ -105,6 +105,10 @@ class Closing:
     async def close(self) -> None:
         """Close it. Idempotent."""
         raise NotImplementedError
+
+
+def peek(fetch: Callable[[], Awaitable[None]]) -> None:
+    """Fetch what is to be shown, where that can be waited for; here it can't."""
 
 
 class Answer(Generic[T]):

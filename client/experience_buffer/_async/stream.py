@@ -14,6 +14,7 @@ from experience_buffer._async.primitives import Answer, Closing, Condition, Outb
 from experience_buffer._async.reconnecting import AsyncReconnecting
 from experience_buffer._messages.calls import number
 from experience_buffer._messages.convert import reader_of
+from experience_buffer._show import line
 from experience_buffer._transport import sample_plan
 from experience_buffer._transport.sample_memory import SampleMemory
 from experience_buffer._transport.settings import OfOneProcess, closed_error
@@ -63,6 +64,15 @@ class AsyncSampleStream(OfOneProcess, Closing):
         self._failure: ExperienceBufferError | None = None
         self._closed = False
         self._reader: Worker | None = None
+
+    def __repr__(self) -> str:
+        plan = self._plan
+        state = f"waits: {self._waiting}" if self._waiting else f"{len(self._ready)} ready"
+        return line(
+            f"<{type(self).__name__} of {plan.consumer!r} on {plan.buffer!r} at "
+            f"{self._client.address}: batches of {plan.batch_size}, "
+            f"{'closed' if self._is_over else state}>"
+        )
 
     @property
     def waiting(self) -> str:

@@ -12,6 +12,7 @@ from experience_buffer._codec.frame import KEYS, frame_pieces
 from experience_buffer._codec.orderless import orderless
 from experience_buffer._codec.plain_values import Normaliser
 from experience_buffer._codec.safetensors import TensorView
+from experience_buffer._show import line, short
 from experience_buffer.eid import EID
 from experience_buffer.errors import TrxpError
 
@@ -110,6 +111,9 @@ class Item:
     tensors: dict[str, TensorView]
     keys: tuple[str, ...] = field(default=KEYS, repr=False)
     is_suspect: bool = field(default=False, repr=False)
+
+    def __repr__(self) -> str:
+        return line(f"<Item {self.uid}: {short(self.tensors)}>")
 
     @property
     def uid(self) -> str:

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple, TypeAlias, TypeGuard
 from experience_buffer._codec.codec_error import trxp_error
 from experience_buffer._codec.tensor_layout import ITEM_BYTES as ITEM_BYTES
 from experience_buffer._codec.tensor_layout import keep_layout, kept_layout, known_layouts, layout
+from experience_buffer._show import line, sparse
 from experience_buffer.errors import TrxpError
 
 MAX_DIMENSIONS: Final = 64
@@ -54,6 +55,9 @@ class TensorView:
     dtype: str
     shape: tuple[int, ...]
     data: memoryview
+
+    def __repr__(self) -> str:
+        return line(sparse(self))
 
     def __reduce__(self) -> tuple[object, ...]:
         """Travel with a copy of the elements, in memory that can be written to."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from experience_buffer._data import token_budget as _token_budget
 from experience_buffer._packed import select
+from experience_buffer._show import line, short
 from experience_buffer.packed import PackedBatch
 
 if TYPE_CHECKING:
@@ -71,6 +72,9 @@ class LeasedBatch(NamedTuple):
 
     data: Any
     ticket: LeaseTicket
+
+    def __repr__(self) -> str:
+        return line(f"LeasedBatch({short(self.data)}, {self.ticket})")
 
 
 class Feed:

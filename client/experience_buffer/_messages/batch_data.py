@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, overload
 
 from experience_buffer._codec.limits import DEFAULT_LIMITS
 from experience_buffer._packed.asked import check_position, uid_of
+from experience_buffer._show import counted, line
 
 if TYPE_CHECKING:
     from experience_buffer.experience import Experience
@@ -143,10 +144,11 @@ class BatchData:
     def __repr__(self) -> str:
         short = f", shortfall={self.shortfall!r}" if self.shortfall else ""
         rank = f", rank {self.rank} of {self.world_size}" if self.rank is not None else ""
-        form = "packed" if self.columns else f"{len(self.uids)} experiences"
-        return (
+        form = "packed" if self.columns else counted(len(self.uids), "experience")
+        units = counted(self.num_units, "unit")
+        return line(
             f"<{type(self).__name__} lease {self.lease_id} of {self.consumer!r} on "
-            f"{self.buffer!r}: {form}, {self.num_units} units{rank}{short}>"
+            f"{self.buffer!r}: {form}, {units}{rank}{short}>"
         )
 
     @property

@@ -17,6 +17,7 @@ from experience_buffer._codec.item import MULTI_MODAL_PREFIX, Item
 from experience_buffer._codec.limits import DEFAULT_LIMITS
 from experience_buffer._codec.payload import read
 from experience_buffer._codec.safetensors import TensorView
+from experience_buffer._show import line, sparse
 from experience_buffer.errors import DataLossError, TrxpError
 
 FormKey: TypeAlias = tuple[str, str, tuple[int, ...] | None, bool]
@@ -95,6 +96,9 @@ class PackedRow:
     times_sampled: int = 0
     generation: int = 0
     facts: Facts | None = None
+
+    def __repr__(self) -> str:
+        return line(sparse(self))
 
 
 def facts_of(row: PackedRow) -> Facts:

@@ -165,6 +165,10 @@ class PendingAck:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.batch, self.step, None)
 
+    def __repr__(self) -> str:
+        step = "" if self.step is None else f" with step {self.step}"
+        return f"<{type(self).__name__} of {self.batch!r}{step}>"
+
     def result(self) -> int:
         """Wait until the batch is consumed; see `Batch.ack` for what is returned and raised."""
         batch = self.batch

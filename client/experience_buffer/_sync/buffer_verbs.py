@@ -11,6 +11,7 @@ from experience_buffer._messages import config as _config
 from experience_buffer._messages import convert, fields
 from experience_buffer._messages.calls import Call, number
 from experience_buffer._messages.convert import reader_of
+from experience_buffer._show import Rows
 from experience_buffer._sync.connection import Connection
 from experience_buffer._sync.policy_watch import PolicyVersions
 from experience_buffer.options import BufferChanges, BufferConfig
@@ -61,8 +62,8 @@ class BufferVerbs(Connection):
         return self._call("GetBuffer", convert.buffer, name=name)
 
     def list_buffers(self) -> tuple[BufferInfo, ...]:
-        """Read all buffers, by name."""
-        return self._call("ListBuffers", convert.buffers)
+        """Read all buffers, by name; a notebook shows them as a table."""
+        return Rows(self._call("ListBuffers", convert.buffers))
 
     def delete_buffer(self, name: str, *, force: bool = False) -> int:
         """Remove a buffer; how many experiences were in it.

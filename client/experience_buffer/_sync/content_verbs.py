@@ -3,20 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experience_buffer._messages import annotate as _annotate
 from experience_buffer._messages import calls, convert
 from experience_buffer._messages.calls import Call, number
 from experience_buffer._sync.connection import Connection
+from experience_buffer._sync.listing import Summaries
 from experience_buffer._sync.primitives import in_thread
 from experience_buffer._transport.retry import Deadline
 from experience_buffer.outcomes import AnnotateOutcome, AnnotateResult
 from experience_buffer.values import (
     DeleteResult,
     ExperienceState,
-    ExperienceSummary,
     SealedGroup,
     StoredExperience,
 )
@@ -123,8 +123,10 @@ class ContentVerbs(Connection):
         sid: str = "",
         state: ExperienceState | None = None,
         page_size: int = 100,
-    ) -> Iterator[ExperienceSummary]:
+    ) -> Summaries:
         """Iterate over summaries of stored experiences, oldest first, fetching page by page.
+
+        A notebook that shows what this returns shows the first page as a table.
 
         Args:
             buffer: The buffer's name.
@@ -135,18 +137,9 @@ class ContentVerbs(Connection):
             page_size: Summaries per call, at most 1,000.
         """
         where = calls.make_filter(tid=tid, rid=rid, sid=sid, state=state)
-        token, more = "", True
-        while more:
-            page, token = self._call(
-                "List",
-                convert.page,
-                buffer=buffer,
-                filter=where,
-                page_size=page_size,
-                page_token=token,
-            )
-            yield from page
-            more = bool(token)
+        request: dict[str, Any] = {"buffer": buffer, "filter": where, "page_size": page_size}
+        calls.call_of("List", convert.page, **request)  # Checks them here, not where it iterates.
+        return Summaries(self, **request)
 
     def delete(
         self,

@@ -38,6 +38,11 @@ class PolicyVersions(OfOneProcess, Closing):
         self._closed = False
         self._call: Any = None
 
+    def __repr__(self) -> str:
+        last = "none yet" if self._last is None else self._last
+        state = "closed" if self._closed else f"last seen: {last}"
+        return f"<{type(self).__name__} of {self._request.buffer!r} at {self._client.address}: {state}>"
+
     def __iter__(self) -> Iterator[int | None]:
         return self
 

@@ -55,6 +55,11 @@ class Closing:
         raise NotImplementedError
 
 
+def peek(fetch: Callable[[], None]) -> None:
+    """Fetch what is to be shown, where that can be waited for."""
+    fetch()
+
+
 class Answer(Generic[T]):
     """What a stream is asked for, once it is there; several may wait for it. Thread-safe."""
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from experience_buffer._messages.calls import number
 from experience_buffer._messages.convert import reader_of
+from experience_buffer._show import line
 from experience_buffer._sync.batch import Batch
 from experience_buffer._sync.primitives import Answer, Closing, Condition, Outbox, Worker
 from experience_buffer._sync.reconnecting import Reconnecting
@@ -63,6 +64,15 @@ class SampleStream(OfOneProcess, Closing):
         self._failure: ExperienceBufferError | None = None
         self._closed = False
         self._reader: Worker | None = None
+
+    def __repr__(self) -> str:
+        plan = self._plan
+        state = f"waits: {self._waiting}" if self._waiting else f"{len(self._ready)} ready"
+        return line(
+            f"<{type(self).__name__} of {plan.consumer!r} on {plan.buffer!r} at "
+            f"{self._client.address}: batches of {plan.batch_size}, "
+            f"{'closed' if self._is_over else state}>"
+        )
 
     @property
     def waiting(self) -> str:

@@ -27,11 +27,13 @@ MODULES: Final = sorted(
 REACHED: Final = (
     "_async.batch.AsyncBatch",
     "_async.batch.AsyncPendingAck",
+    "_async.listing.AsyncSummaries",
     "_async.policy_watch.AsyncPolicyVersions",
     "_async.stream.AsyncSampleStream",
     "_async.writer.AsyncWriter",
     "_sync.batch.Batch",
     "_sync.batch.PendingAck",
+    "_sync.listing.Summaries",
     "_sync.policy_watch.PolicyVersions",
     "_sync.stream.SampleStream",
     "_sync.writer.Writer",

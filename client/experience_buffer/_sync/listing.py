@@ -1,0 +1,68 @@
+# Generated from _async/listing.py by scripts/generate_sync.py; edit that file.
+"""What the sync client lists, as an iterator that fetches page by page."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from experience_buffer._messages import convert
+from experience_buffer._show import html_lines, html_of_values
+from experience_buffer._sync.primitives import peek
+from experience_buffer.errors import ExperienceBufferError
+
+if TYPE_CHECKING:
+    from experience_buffer._sync.connection import Connection
+    from experience_buffer.values import ExperienceSummary
+
+
+class Summaries:
+    """Summaries of stored experiences, oldest first, as an iterator.
+
+    A notebook shows those that were fetched and come next, as a table. One at a time iterates.
+    """
+
+    def __init__(self, client: Connection, **request: Any) -> None:
+        self._client = client
+        self._request = request
+        self._ready: deque[ExperienceSummary] = deque()
+        self._token = ""
+        self._has_more = True
+
+    def __iter__(self) -> Iterator[ExperienceSummary]:
+        return self
+
+    def __next__(self) -> ExperienceSummary:
+        """Return the next summary, from the next page where need be.
+
+        Raises:
+            StopIteration: There are no more.
+        """
+        while self._has_more and not self._ready:
+            self._fetch()
+        if not self._ready:
+            raise StopIteration
+        return self._ready.popleft()
+
+    def _fetch(self) -> None:
+        page, self._token = self._client._call(
+            "List", convert.page, page_token=self._token, **self._request
+        )
+        self._ready += page
+        self._has_more = bool(self._token)
+
+    def __repr__(self) -> str:
+        more = ", more to fetch" if self._has_more else ""
+        return (
+            f"<{type(self).__name__} of {self._request['buffer']!r} at {self._client.address}: "
+            f"{len(self._ready)} fetched{more}>"
+        )
+
+    def _repr_html_(self) -> str:
+        try:
+            if self._has_more and not self._ready:
+                peek(self._fetch)
+        except ExperienceBufferError as error:
+            return html_lines([str(error)])
+        return html_lines([repr(self)]) + html_of_values(tuple(self._ready))

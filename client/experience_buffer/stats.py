@@ -1,0 +1,216 @@
+"""The state of a server, its buffers and their consumers, and the tables that show it. Values only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from experience_buffer import _show
+from experience_buffer._show import Shown
+
+if TYPE_CHECKING:
+    from experience_buffer.consumer_options import Unit
+
+__all__ = ["BufferStats", "ConsumerStats", "Stats"]
+__dir__ = __all__.copy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ConsumerStats(Shown):
+    """The state of one consumer.
+
+    Attributes:
+        name: The consumer's name.
+        unit: What it gets as one: "item" or "group".
+        num_ready_units: Units that can be sampled now.
+        num_leased_units: Units that are delivered and not acknowledged yet.
+        num_leases: Leases that are open.
+        num_waiting: Calls and streams that wait for a batch.
+        waiting_for: What the longest-waiting one waits for; empty when none waits.
+        num_acked_units: Since the server started.
+        num_redelivered_units: Offered again after an expiry or nack since the server started.
+        num_quarantined_units: Came back without an ack too often and aren't offered; see
+            `release_quarantined`.
+        num_held_units: Of policy versions that aren't published yet, or aren't known.
+        num_stale_units: Left out because they were too stale, since the server started.
+        num_retained_experiences: Acknowledged deliveries of experiences that a rewind would make
+            available again.
+        last_step: The highest step that was acknowledged; None before the first.
+        safe_step: The step before which it can't be rewound; None before the first.
+        pushes_wait_for: What keeps its limiter from accepting pushes; empty when nothing does.
+    """
+
+    name: str
+    unit: Unit
+    num_ready_units: int
+    num_leased_units: int
+    num_leases: int
+    num_waiting: int
+    waiting_for: str
+    num_acked_units: int
+    num_redelivered_units: int
+    num_quarantined_units: int
+    num_held_units: int
+    num_stale_units: int
+    num_retained_experiences: int
+    last_step: int | None
+    safe_step: int | None
+    pushes_wait_for: str
+
+    def __repr__(self) -> str:
+        units = _show.counted(self.num_ready_units, self.unit)
+        said = f"{units} ready, {self.num_leased_units:,} leased, {self.num_acked_units:,} acked"
+        waits = f"; waits: {self.waiting_for}" if self.waiting_for else ""
+        return _show.line(f"<ConsumerStats {self.name!r}: {said}{waits}>")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class BufferStats(Shown):
+    """The state of one buffer.
+
+    Attributes:
+        name: The buffer's name.
+        num_items: Experiences stored, tombstones not counted.
+        num_bytes: Payload bytes stored.
+        num_open_groups: Groups that aren't whole.
+        num_overdue_groups: Open groups past their deadline under the policy "wait".
+        num_computing_groups: Whole groups whose advantages are being computed.
+        num_quarantined_groups: Groups whose advantages can't be computed.
+        num_waiting_for_fields: Experiences that lack a field the estimator needs, and wait for
+            `annotate`.
+        computing_waits_for: What computing waits for or is at work on, in words: missing fields, a
+            batch that isn't full, groups that are being computed; else empty.
+        num_damaged: Experiences set aside because they can't be read back from the disk.
+        num_reserved_groups: Places that workers have reserved and not pushed to yet.
+        keep_ratio: Of the experiences that since the server started were acknowledged for the first
+            time, or left without ever having been, the part that was acknowledged; raw consumers
+            don't count. None before the first.
+        num_waiting_pushes: Pushes that wait in line for room.
+        pushes_wait_for: What they wait for, in words; empty when none waits.
+        oldest_open_group: In words; empty when there is none.
+        policy_version: The newest published policy version; None before the first.
+        consumers: Its readers, in the order of its configuration.
+    """
+
+    name: str
+    num_items: int
+    num_bytes: int
+    num_open_groups: int
+    num_overdue_groups: int
+    num_computing_groups: int
+    num_quarantined_groups: int
+    num_waiting_for_fields: int
+    computing_waits_for: str
+    num_damaged: int
+    num_reserved_groups: int
+    keep_ratio: float | None
+    num_waiting_pushes: int
+    pushes_wait_for: str
+    oldest_open_group: str
+    policy_version: int | None
+    consumers: tuple[ConsumerStats, ...]
+
+    def __repr__(self) -> str:
+        said = f"{_show.counted(self.num_items, 'experience')}, {_show.size(self.num_bytes)}"
+        groups = _show.counted(self.num_open_groups, "open group")
+        names = ", ".join(repr(consumer.name) for consumer in self.consumers)
+        return _show.line(f"<BufferStats {self.name!r}: {said}, {groups}; consumers {names}>")
+
+    def __str__(self) -> str:
+        return _tables((self,))
+
+    def _repr_html_(self) -> str:
+        return _html((self,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Stats(Shown):
+    """The state of a server.
+
+    Attributes:
+        buffers: By name.
+        server_version: Version of the server's package.
+        uptime_seconds: Since the server started.
+    """
+
+    buffers: tuple[BufferStats, ...]
+    server_version: str
+    uptime_seconds: float
+
+    def __repr__(self) -> str:
+        num_items = sum(buffer.num_items for buffer in self.buffers)
+        held = f"{_show.counted(len(self.buffers), 'buffer')}, "
+        return f"<Stats of {self._of}: {held}{_show.counted(num_items, 'experience')}>"
+
+    def __str__(self) -> str:
+        return f"{self._of}\n\n{_tables(self.buffers)}"
+
+    def _repr_html_(self) -> str:
+        return _show.html_lines([self._of]) + _html(self.buffers)
+
+    @property
+    def _of(self) -> str:
+        return f"server {self.server_version}, up {_show.duration(self.uptime_seconds)}"
+
+
+_BUFFER_HEADER: Final = (
+    *("buffer", "experiences", "size", "open groups", "computing", "quarantined", "policy"),
+)
+_CONSUMER_HEADER: Final = (
+    *("buffer", "consumer", "unit", "ready", "leased", "acked", "redelivered", "step"),
+)
+
+
+def _buffer_rows(buffers: Sequence[BufferStats]) -> list[_show.Cells]:
+    return [
+        (
+            *(each.name, each.num_items, _show.size(each.num_bytes), each.num_open_groups),
+            *(each.num_computing_groups, each.num_quarantined_groups, each.policy_version),
+        )
+        for each in buffers
+    ]
+
+
+def _consumer_rows(buffers: Sequence[BufferStats]) -> list[_show.Cells]:
+    return [
+        (
+            *(buffer.name, each.name, each.unit, each.num_ready_units, each.num_leased_units),
+            *(each.num_acked_units, each.num_redelivered_units, each.last_step),
+        )
+        for buffer in buffers
+        for each in buffer.consumers
+    ]
+
+
+def _notes(buffers: Sequence[BufferStats]) -> list[str]:
+    """What is in words: what is waited for, and where."""
+    found = []
+    for buffer in buffers:
+        said = {
+            "": buffer.oldest_open_group,
+            "computing waits: ": buffer.computing_waits_for,
+            "pushes wait: ": buffer.pushes_wait_for,
+        }
+        for consumer in buffer.consumers:
+            said[f"{consumer.name} waits: "] = consumer.waiting_for
+            said[f"pushes wait for {consumer.name}: "] = consumer.pushes_wait_for
+        found += [f"{buffer.name}: {what}{words}" for what, words in said.items() if words]
+    return found
+
+
+def _tables(buffers: Sequence[BufferStats]) -> str:
+    parts = [
+        _show.table(_BUFFER_HEADER, _buffer_rows(buffers)),
+        _show.table(_CONSUMER_HEADER, _consumer_rows(buffers)),
+        "\n".join(_notes(buffers)),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _html(buffers: Sequence[BufferStats]) -> str:
+    return (
+        _show.html_table(_BUFFER_HEADER, _buffer_rows(buffers))
+        + _show.html_table(_CONSUMER_HEADER, _consumer_rows(buffers))
+        + _show.html_lines(_notes(buffers))
+    )
