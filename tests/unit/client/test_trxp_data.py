@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from experience_buffer import trxp
+from experience_buffer.eid import text_of_key
 from experience_buffer.errors import TrxpError
 
 DATA = Path(__file__).parents[2] / "data" / "trxp"
@@ -88,13 +89,10 @@ def test_read_gives_what_the_json_says(name: str) -> None:
     for item, expected in zip(items, document["items"], strict=True):
         assert isinstance(item, trxp.Item), item
         eid = item.eid
-        assert (eid.uid, eid.tid, eid.rid, eid.sid, eid.to_dict()) == (
-            expected["uid"],
-            expected["tid"],
-            expected["rid"],
-            expected["sid"],
-            expected["eid"],
-        )
+        assert (eid.uid, eid.to_dict()) == (expected["uid"], expected["eid"])
+        for key in ("tid", "rid", "sid"):
+            # A slash of a task is written so that no two tasks have one key; the text is the same.
+            assert text_of_key(getattr(eid, key)) == expected[key]
         for key, value in expected["meta"].items():
             assert comparable(item.meta[key]) == untagged(value), key
         tensors = dict(expected["tensors"])
