@@ -49,7 +49,7 @@ def unreadable(
         lists: The inputs that are lists of numbers in `info`, as long; others aren't looked at.
         is_truncated: Whether a bootstrap value would be used.
     """
-    if mask is not None and (problem := _mask_problem(*mask)):
+    if mask is not None and (problem := mask_problem(*mask)):
         return problem
     for name in names:
         label, numbers = name, None
@@ -72,7 +72,8 @@ def is_all_ones(code: str, data: Raw) -> bool:
     return code in MASK_DTYPES and bool(decode_mask(data, code).all())
 
 
-def _mask_problem(code: str, data: Raw) -> str:
+def mask_problem(code: str, data: Raw) -> str:
+    """Say why an action mask isn't one, and what to send; empty where it is."""
     if code not in MASK_DTYPES:
         return f"action_mask has dtype {code}; send one of {', '.join(MASK_DTYPES)}"
     if code not in FLOAT_DTYPES:

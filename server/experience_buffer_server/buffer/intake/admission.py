@@ -28,7 +28,11 @@ from experience_buffer_server.advantages.experience_inputs import (
     input_problem,
     response_tokens,
 )
-from experience_buffer_server.advantages.tensor_inputs import is_all_ones, unreadable
+from experience_buffer_server.advantages.tensor_inputs import (
+    is_all_ones,
+    mask_problem,
+    unreadable,
+)
 from experience_buffer_server.buffer.intake.policy_versions import (
     explain_unversioned,
     is_begun_by_nobody,
@@ -148,7 +152,10 @@ def _check_inputs(item: Item, fields: int, settings: BufferSettings) -> Candidat
     """What becomes of an experience that the buffer's estimator can't use; None if it can."""
     needs, estimator = settings.advantage.needs, settings.advantage.estimator
     if needs is None:
-        return None
+        # Nobody computes with it here, but a mask that isn't one can't be laid out either.
+        mask = item.tensors.get("action_mask")
+        problem = "" if mask is None else mask_problem(mask.dtype, mask.data)
+        return Refusal(Reason.INVALID, problem, item.uid) if problem else None
     if "chosen" in item.tensors:
         problem = "a dpo experience has no response tokens that could have advantages"
         return Refusal(

@@ -111,6 +111,15 @@ def test_versions_of_tokens_span_what_is_known(dtype: torch.dtype) -> None:
         assert (candidate.min_version, candidate.max_version) == expected
 
 
+@pytest.mark.parametrize("value", [0.5, 2.0, -1.0, float("nan")])
+def test_a_mask_is_one_also_where_nobody_computes_with_it(value: float) -> None:
+    mask = torch.ones(NUM_RESPONSE)
+    assert candidate_of(pushed(action_mask=mask)).response_tokens == NUM_RESPONSE
+    mask[2] = value
+    refusal = refusal_of(pushed(action_mask=mask))
+    assert refusal.message.startswith(f"action_mask is {value} at response token 2; send 1 where")
+
+
 def test_versions_are_whole_numbers() -> None:
     floats = {"versions": tensor_view(torch.ones(NUM_RESPONSE))}
     payload = trxp.with_tensors(trxp.encode([experience(1, 2)]), floats)

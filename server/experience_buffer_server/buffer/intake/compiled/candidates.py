@@ -113,6 +113,8 @@ class CompiledReader:
         spans = work[ws.SPANS_TABLE : work[ws.SPAN]].tolist()
         found = []
         for fact in self._facts[:num_items].tolist():
+            if needs is None and fact[ws.PLACES + 3 * _MASK] not in _PLAIN_MASKS:
+                return None
             if needs is not None and _unreadable(payload, fact, needs):
                 return None
             candidate = self._candidate(
