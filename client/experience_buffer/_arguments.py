@@ -96,8 +96,14 @@ def made(kind: type[T], value: object, where: str, *, alone: str = "") -> T:
     return kind(**value)
 
 
-def check_whole(name: str, value: Any, *, least: int = 0) -> None:
+def check_whole(name: str, value: Any, *, least: int = 0, hint: str = "") -> None:
     """Check a whole number.
+
+    Args:
+        name: The argument.
+        value: What was given.
+        least: What it may be at least.
+        hint: Ends the error: what is best, or what else may be given.
 
     Raises:
         InvalidRequestError: It is none, or less.
@@ -107,7 +113,7 @@ def check_whole(name: str, value: Any, *, least: int = 0) -> None:
     except TypeError:
         is_fine = False
     if not is_fine:
-        raise refused(name, value, f"a whole number of at least {least}")
+        raise refused(name, value, f"a whole number of at least {least}{hint}")
 
 
 def check_number(name: str, value: Any, *, least: float = 0.0, is_open: bool = False) -> None:

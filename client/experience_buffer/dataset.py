@@ -18,6 +18,7 @@ except ModuleNotFoundError:
     raise
 
 from experience_buffer import collation
+from experience_buffer._arguments import check_whole, refused
 from experience_buffer._data import loader as _loader
 from experience_buffer._data import token_budget as _token_budget
 from experience_buffer._data.dataset_feed import Feed, LeasedBatch, LeaseTicket
@@ -108,13 +109,17 @@ class ExperienceDataset(IterableDataset[Any]):
             InvalidRequestError: A value is out of bounds, or values don't go together.
         """
         super().__init__()
+        if not isinstance(client, (str, Client)):
+            raise refused("client", client, "a Client, or the server's address as text")
+        check_whole("batch_size", batch_size, least=1)
+        check_whole("min_batch_size", min_batch_size)
+        check_whole("rank", rank)
+        check_whole("world_size", world_size, least=1)
         _check_ranks(rank, world_size, min_batch_size or batch_size)
         if ack not in ("auto", "manual"):
-            raise InvalidRequestError(f"ack is {ack!r}; give 'auto' or 'manual'", subject="ack")
-        if stop_after is not None and stop_after < 0:
-            raise InvalidRequestError(
-                f"stop_after is {stop_after}; give a number of steps, or None", subject="stop_after"
-            )
+            raise refused("ack", ack, "'auto' or 'manual'")
+        if stop_after is not None:
+            check_whole("stop_after", stop_after, hint=", or None")
         if collate is not None:
             _check_collate(collate)
         if token_budget is not None:

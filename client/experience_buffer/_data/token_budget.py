@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 
-from experience_buffer.errors import InvalidRequestError
+from experience_buffer._arguments import check_whole
 
 __all__ = ["split"]
 
@@ -49,11 +49,7 @@ def check(token_budget: int) -> None:
     """Check a budget.
 
     Raises:
-        InvalidRequestError: It is less than 1.
+        InvalidRequestError: It is no whole number, or less than 1.
     """
-    if token_budget < 1:
-        raise InvalidRequestError(
-            f"token_budget is {token_budget}; give at least 1, best the length of the longest "
-            "experience or more",
-            subject="token_budget",
-        )
+    hint = ", best the length of the longest experience or more"
+    check_whole("token_budget", token_budget, least=1, hint=hint)

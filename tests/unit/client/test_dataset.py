@@ -57,7 +57,9 @@ def test_best_fit_fills_gaps_exactly() -> None:
 
 @pytest.mark.parametrize("budget", [0, -5])
 def test_a_budget_below_one_token_is_refused(budget: int) -> None:
-    with pytest.raises(InvalidRequestError, match=f"token_budget is {budget}; give at least 1"):
+    with pytest.raises(
+        InvalidRequestError, match=f"token_budget is {budget}; give a whole number of at least 1"
+    ):
         token_budget.split([], budget)
     with pytest.raises(InvalidRequestError, match="token_budget"):
         ExperienceDataset("h", batch_size=1, token_budget=budget)
@@ -115,7 +117,17 @@ def test_selected_rows_are_laid_out_like_a_batch_of_them() -> None:
     ("settings", "words"),
     [
         ({"rank": 2, "world_size": 2}, "rank 2 of 2"),
-        ({"rank": -1}, "rank -1 of 1"),
+        ({"rank": -1}, "rank is -1"),
+        ({"rank": "0", "world_size": 2}, "rank is '0'"),
+        ({"world_size": None}, "world_size is None"),
+        ({"client": 7}, "client is 7; give a Client"),
+        ({"batch_size": "8"}, "batch_size is '8'; give a whole number of at least 1"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"min_batch_size": "1"}, "min_batch_size is '1'"),
+        ({"stop_after": 1.5}, "stop_after is 1.5; give a whole number of at least 0, or None"),
+        ({"token_budget": "4k"}, "token_budget is '4k'.*longest"),
+        ({"timeout": "1"}, "timeout is '1'"),
+        ({"buffer": 7}, "buffer is 7"),
         ({"rank": 1, "world_size": 5, "batch_size": 4}, "4 units for 5 ranks"),
         ({"world_size": 3, "batch_size": 7, "min_batch_size": 2}, "2 units for 3 ranks"),
         ({"ack": "later"}, "ack is 'later'"),
@@ -130,7 +142,7 @@ def test_selected_rows_are_laid_out_like_a_batch_of_them() -> None:
 )
 def test_what_cannot_be_is_refused_at_once(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidRequestError, match=words):
-        ExperienceDataset("h", **{"batch_size": 2, **settings})
+        ExperienceDataset(**{"client": "h", "batch_size": 2, **settings})
 
 
 def test_a_dataset_travels_with_its_settings() -> None:
