@@ -231,6 +231,12 @@ def _check_shapes(item: Item) -> str:
         return f"prompt_length is {shown(prompt_length)}; a number of tokens >= 0 is expected"
     if prompt_length > tokens.shape[0]:
         return f"prompt_length {prompt_length} exceeds the {tokens.shape[0]} tokens"
+    routes = tensors.get("routed_experts")
+    if routes is not None and (not routes.shape or routes.shape[0] > tokens.shape[0]):
+        return (
+            f"routed_experts has shape {list(routes.shape)} for {tokens.shape[0]} tokens; send a row "
+            "for each token but the last"
+        )
     if "chosen" in tensors or "rejected" in tensors:
         return ""
     length = response_tokens(item)

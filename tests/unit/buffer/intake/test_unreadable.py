@@ -164,6 +164,19 @@ def test_lengths_are_those_of_the_response(name: str, shape: tuple[int, ...]) ->
         assert name in refused(config, member)
 
 
+@pytest.mark.parametrize(
+    ("shape", "is_sound"),
+    [((5, 2, 3), True), ((6, 2), True), ((5,), True), ((0, 2), True), ((7, 2, 3), False),
+     ((1 << 20,), False), ((), False)],
+)  # fmt: skip
+def test_routes_are_of_the_tokens(shape: tuple[int, ...], is_sound: bool) -> None:
+    found = admitted(settings(), rollout(routed_experts=torch.zeros(shape, dtype=torch.uint8)))
+    assert isinstance(found, Candidate) == is_sound
+    if not is_sound:
+        assert isinstance(found, Refusal)
+        assert f"routed_experts has shape {list(shape)} for 6 tokens" in found.message
+
+
 @pytest.mark.parametrize("name", [name for name in NUMBERS if name != "values"])
 def test_lists_in_info_are_as_long(name: str) -> None:
     for length in (T - 1, T + 1):

@@ -36,6 +36,7 @@ _LOGPROBS: Final = TENSOR_NAMES.index("logprobs")
 _VALUES: Final = TENSOR_NAMES.index("values")
 """What is from `_LOGPROBS` up to here has one value per response token, and so have versions."""
 _VERSIONS: Final = TENSOR_NAMES.index("versions")
+_ROUTES: Final = TENSOR_NAMES.index("routed_experts")
 
 
 @compiled
@@ -137,7 +138,7 @@ def _note_lengths(work: Array, prompt_length: int, is_cut: bool, fact: int) -> b
         if size >= 0 and size != length and not (field == _LOGPROBS and size == 0):
             return False
     num_versions, num_values = work[ws.SIZES + _VERSIONS], work[ws.SIZES + _VALUES]
-    if num_versions >= 0 and num_versions != length:
+    if (num_versions >= 0 and num_versions != length) or work[ws.SIZES + _ROUTES] > num_tokens:
         return False
     if num_values >= 0 and not length <= num_values <= length + 1:
         return False

@@ -35,6 +35,8 @@ _FIELDS, _FIELD_ENDS = names_table(
     (*TENSOR_NAMES, "chosen", "rejected", "baseline_reward", "env_state_hash", "num_turns")
 )
 """The last ones change what an experience is, or are no tensors."""
+_ROUTES: Final = TENSOR_NAMES.index("routed_experts")
+"""The one that may have several dimensions."""
 _CODES, _CODE_ENDS = names_table(DTYPES)
 _ITEM_BYTES = np.array([8, 8, 8, 8, 4, 4, 4, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1])
 _AFTER_NAME = constant('":{"dtype":"')
@@ -128,7 +130,9 @@ def _read_tensor(data: Array, pos: int, num_items: int, tensor: int, work: Array
         return -1
     field = find(data, start, size, _FIELDS, _FIELD_ENDS)
     work[tensor + ws.BEGIN], work[tensor + ws.STOP], work[tensor + ws.FIELD] = begin, end, field
-    if field >= _NUM_KNOWN or (field >= 0 and num_dimensions != 1):
+    if field >= _NUM_KNOWN or (field == _ROUTES and num_dimensions == 0):
+        return -1
+    if field >= 0 and field != _ROUTES and num_dimensions != 1:
         return -1
     return pos + 2
 
@@ -224,7 +228,7 @@ def write_table(data: Array, base: int, first: int, fact: int, work: Array, out:
         w = _write_tensor(data, tensor, end, work, out, w)
         end += work[tensor + ws.STOP] - work[tensor + ws.BEGIN]
         _note_span(base + work[tensor + ws.BEGIN], base + work[tensor + ws.STOP], first_span, work)
-        _note_tensor(tensor, base, fact, work)
+        _note_tensor(data, tensor, base, fact, work)
         tensor = work[tensor + ws.NEXT]
     out[w] = _BRACE
     w += 1
@@ -269,13 +273,16 @@ def _note_span(begin: int, end: int, first_span: int, work: Array) -> None:
 
 
 @compiled
-def _note_tensor(tensor: int, base: int, fact: int, work: Array) -> None:
-    """Note how many elements a tensor has, if something depends on it."""
+def _note_tensor(data: Array, tensor: int, base: int, fact: int, work: Array) -> None:
+    """Note how many elements a tensor has, or rows, if something depends on it."""
     field, dtype = work[tensor + ws.FIELD], work[tensor + ws.DTYPE]
     if field < 0:
         return
     begin, end = work[tensor + ws.BEGIN], work[tensor + ws.STOP]
-    work[ws.SIZES + field] = (end - begin) // _ITEM_BYTES[dtype]
+    if field == _ROUTES:
+        work[ws.SIZES + field], _ = decimal(data, work[tensor + ws.SHAPE_START])
+    else:
+        work[ws.SIZES + field] = (end - begin) // _ITEM_BYTES[dtype]
     if end > begin:
         work[fact + ws.TENSORS] |= 1 << field
     place = fact + ws.PLACES + 3 * field

@@ -58,7 +58,7 @@ IS_CUT_OFF: Final = 23
 PLACES: Final = 24
 """A row of three per name in `TENSOR_NAMES`: dtype, -1 where there is none, and where in the payload its
 elements begin and end."""
-NUM_FACTS: Final = 54
+NUM_FACTS: Final = 57
 
 # The state, at the beginning of the array.
 POS: Final = 0
@@ -142,7 +142,7 @@ KEPT_INPUT: Final = 3 * NUM_KEPT
 
 TENSOR_NAMES: Final = (
     "tokens", "action_mask", "logprobs", "token_level_reward", "advantages", "returns",
-    "teacher_logprobs", "ref_logprobs", "values", "versions",
+    "teacher_logprobs", "ref_logprobs", "values", "versions", "routed_experts",
 )  # fmt: skip
 """Tensors that something depends on: a bit of `TENSORS` each, set where there are elements."""
 DTYPES: Final = (
@@ -160,7 +160,8 @@ TENSOR_WIDTH: Final = 10
 ROW_WIDTH: Final = 3 * NUM_KEPT + 1
 HEAD_WIDTH: Final = 3
 SIZES: Final = 16
-"""Elements of an experience's tensors, -1 where there is none: a column per name."""
+"""Elements of an experience's tensors, of the last one rows; -1 where there is none: a column per
+name."""
 SINGLETONS: Final = SIZES + len(TENSOR_NAMES)
 """The last experience that a text was written for of which Python has one object."""
 NUM_SINGLETONS: Final = 257
