@@ -7,6 +7,7 @@ known here, or wrong, there are none, and those two have to look at it.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -111,11 +112,10 @@ class CompiledReader:
         newest = published if settings.on_future_version == "refuse" else None
         may_lack_version = not settings.version_window
         spans = work[ws.SPANS_TABLE : work[ws.SPAN]].tolist()
+        columns: Sequence[str] = () if needs is None else needs.columns
         found = []
         for fact in self._facts[:num_items].tolist():
-            if needs is None and fact[ws.PLACES + 3 * _MASK] not in _PLAIN_MASKS:
-                return None
-            if needs is not None and _unreadable(payload, fact, needs):
+            if _unreadable(payload, fact, columns):
                 return None
             candidate = self._candidate(
                 head, payload, fact, spans, None if may_lack else needs, newest, is_lent=is_lent
@@ -201,17 +201,17 @@ def _elements(payload: memoryview, fact: list[int], name: int) -> tuple[str, mem
     return None if dtype < 0 else (ws.DTYPES[dtype], payload[begin:end])
 
 
-def _unreadable(payload: memoryview, fact: list[int], needs: Needs) -> str:
-    """What `admission` would say of numbers that the estimator can't read; empty when it can."""
+def _unreadable(payload: memoryview, fact: list[int], columns: Sequence[str]) -> str:
+    """What `admission` would say of the mask, and of columns that the estimator reads; or empty."""
     tensors = {}
-    for name in needs.columns:
+    for name in columns:
         found = _elements(payload, fact, _PLACES[name])
         if found is not None and len(found[1]):
             tensors[name] = found
     if not tensors and fact[ws.PLACES + 3 * _MASK] in _PLAIN_MASKS:
         return ""
     return unreadable(
-        needs.columns,
+        columns,
         mask=_elements(payload, fact, _MASK),
         tensors=tensors,
         lists={},

@@ -231,13 +231,18 @@ def test_fields(fields: dict[str, Any], known: bool) -> None:
     assert (read(payload) is not None) == known
 
 
-@pytest.mark.parametrize("name", ["action_mask", "versions"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_of_another_dtype_is_left(name: str, dtype: torch.dtype) -> None:
-    held = experience(extra={"versions": torch.tensor([4, 1, 3])})
-    assert read(trxp.encode([held, experience(1)])) is not None
-    hold(held, **{name: getattr(held, name).to(dtype)})
+def test_versions_of_another_dtype_are_left() -> None:
+    held = experience()
+    hold(held, versions=torch.tensor([4.0, 1.0, 3.0]))
     assert read(trxp.encode([held, experience(1)])) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_mask_of_floats_is_known_if_it_is_one(dtype: torch.dtype) -> None:
+    mask = torch.tensor([1, 0, 1]).to(dtype)
+    assert read(trxp.encode([experience(action_mask=mask)])) is not None
+    mask[1] = 0.5
+    assert read(trxp.encode([experience(action_mask=mask)])) is None
 
 
 @pytest.mark.parametrize(
