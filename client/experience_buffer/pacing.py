@@ -8,6 +8,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
+from experience_buffer._arguments import check_whole
+
 __all__ = ["RolloutCounts", "RolloutPacer"]
 __dir__ = __all__.copy
 
@@ -71,8 +73,7 @@ class RolloutPacer:
             ("max_staleness", max_staleness, 0),
             ("version", version, 0),
         ):
-            if value < minimum:
-                raise ValueError(f"{name} is {value}; give at least {minimum}")
+            check_whole(name, value, least=minimum)
         self._batch_size = batch_size
         self._max_running = max_running
         self._max_staleness = max_staleness
@@ -121,7 +122,7 @@ class RolloutPacer:
         Raises:
             ValueError: `wanted` is negative.
         """
-        _check_count("wanted", wanted)
+        check_whole("wanted", wanted)
         with self._lock:
             started = min(wanted, self._capacity())
             self._running += started
@@ -165,7 +166,7 @@ class RolloutPacer:
         Raises:
             ValueError: Fewer are accepted.
         """
-        _check_count("count", count)
+        check_whole("count", count)
         with self._lock:
             if count > self._accepted:
                 raise ValueError(f"{count} rollouts can't be discarded: {self._accepted} accepted")
@@ -181,7 +182,7 @@ class RolloutPacer:
         Raises:
             ValueError: It is negative.
         """
-        _check_count("version", version)
+        check_whole("version", version)
         with self._lock:
             self._version = version
 
@@ -191,12 +192,7 @@ class RolloutPacer:
         return max(places, 0)
 
     def _end(self, count: int) -> None:
-        _check_count("count", count)
+        check_whole("count", count)
         if count > self._running:
             raise ValueError(f"{count} rollouts can't end: {self._running} running; start() first")
         self._running -= count
-
-
-def _check_count(name: str, value: int) -> None:
-    if value < 0:
-        raise ValueError(f"{name} is {value}; give 0 or more")

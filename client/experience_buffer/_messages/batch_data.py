@@ -142,13 +142,15 @@ class BatchData:
         return list(found[index]) if isinstance(index, slice) else found[index]
 
     def __repr__(self) -> str:
+        whose = f"of {self.consumer!r} on {self.buffer!r}"
+        if not self.lease_id:
+            return line(f"<{type(self).__name__} {whose}: nothing; {self.shortfall}>")
         short = f", shortfall={self.shortfall!r}" if self.shortfall else ""
         rank = f", rank {self.rank} of {self.world_size}" if self.rank is not None else ""
         form = "packed" if self.columns else counted(len(self.uids), "experience")
         units = counted(self.num_units, "unit")
         return line(
-            f"<{type(self).__name__} lease {self.lease_id} of {self.consumer!r} on "
-            f"{self.buffer!r}: {form}, {units}{rank}{short}>"
+            f"<{type(self).__name__} lease {self.lease_id} {whose}: {form}, {units}{rank}{short}>"
         )
 
     @property

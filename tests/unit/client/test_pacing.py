@@ -148,7 +148,9 @@ def test_no_rollout_is_trained_on_too_late(
 )
 def test_bad_bounds(name: str, value: int) -> None:
     bounds = {"batch_size": 1, "max_running": 1, "max_staleness": 0} | {name: value}
-    with pytest.raises(ValueError, match=f"{name} is {value}; give at least {value + 1}"):
+    with pytest.raises(
+        ValueError, match=f"{name} is {value}; give a whole number of at least {value + 1}"
+    ):
         RolloutPacer(**bounds)
 
 
@@ -158,14 +160,16 @@ def test_bad_bounds(name: str, value: int) -> None:
         ("accept", 3, r"3 rollouts can't end: 2 running; start\(\) first"),
         ("reject", 3, "2 running"),
         ("discard", 2, "2 rollouts can't be discarded: 1 accepted"),
-        ("accept", -1, "count is -1; give 0 or more"),
+        ("accept", -1, "count is -1; give a whole number of at least 0"),
         ("reject", -1, "count is -1"),
         ("discard", -1, "count is -1"),
         ("start", -1, "wanted is -1"),
         ("set_version", -1, "version is -1"),
+        ("set_version", "3", "version is '3'"),
+        ("start", 1.5, "wanted is 1.5; give a whole number"),
     ],
 )
-def test_counts_that_cannot_be(method: str, count: int, reason: str) -> None:
+def test_counts_that_cannot_be(method: str, count: Any, reason: str) -> None:
     """AReaL's counts become negative instead, which makes room for ever more rollouts."""
     pacer = RolloutPacer(7, max_running=7, max_staleness=0)
     pacer.start(3)

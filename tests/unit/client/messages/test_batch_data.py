@@ -137,3 +137,14 @@ def test_a_batch_expires_by_the_clock_of_its_reader(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(time, "monotonic", lambda: now - 86_400)
     left = pickle.loads(data).expire_time - time.monotonic()
     assert left == pytest.approx(600, abs=5)
+
+
+def test_a_batch_takes_a_line_and_an_empty_one_says_why() -> None:
+    assert repr(batch("trxp")) == (
+        "<Batch lease 11 of 'trainer' on 'math': 7 experiences, 7 units>"
+    )
+    nothing = batch("trxp", lease_id=0, shortfall="0 of 2 groups: 1 ready\n" * 30)
+    assert repr(nothing).startswith(
+        "<Batch of 'trainer' on 'math': nothing; 0 of 2 groups: 1 ready\\n0"
+    )
+    assert len(repr(nothing)) <= 250
