@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 
+from experience_buffer._arguments import shown
 from experience_buffer._codec.item import DTYPE_NAMES
 from experience_buffer._codec.safetensors import TensorView
 from experience_buffer._dense import convert
@@ -356,7 +357,6 @@ def info_value(kind: type[T], value: Any, name: str) -> T:
     read, wanted = _READERS[kind]
     try:
         plain: T = read(value.item() if hasattr(value, "item") else value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        # ValueError: an array of several elements. RuntimeError: torch's, of such a tensor.
-        raise refusal(name, f"is {value!r:.80}; give {wanted}") from None
+    except Exception:  # The caller's own class, or an array or tensor of several elements.
+        raise refusal(name, f"is {shown(value)}; give {wanted}") from None
     return plain

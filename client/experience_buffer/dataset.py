@@ -18,7 +18,7 @@ except ModuleNotFoundError:
     raise
 
 from experience_buffer import collation
-from experience_buffer._arguments import check_whole, refused
+from experience_buffer._arguments import check_whole, refused, shown
 from experience_buffer._data import loader as _loader
 from experience_buffer._data import token_budget as _token_budget
 from experience_buffer._data.dataset_feed import Feed, LeasedBatch, LeaseTicket
@@ -116,7 +116,7 @@ class ExperienceDataset(IterableDataset[Any]):
         check_whole("rank", rank)
         check_whole("world_size", world_size, least=1)
         _check_ranks(rank, world_size, min_batch_size or batch_size)
-        if ack not in ("auto", "manual"):
+        if not isinstance(ack, str) or ack not in ("auto", "manual"):
             raise refused("ack", ack, "'auto' or 'manual'")
         if stop_after is not None:
             check_whole("stop_after", stop_after, hint=", or None")
@@ -221,8 +221,10 @@ class ExperienceDataset(IterableDataset[Any]):
             LeaseNotFoundError: The lease has expired or was given back: the experiences are
                 delivered again.
         """
+        _check_ticket(ticket)
         if not ticket.is_last:
             return
+        check_whole("step", step)
         self.client.ack(ticket.lease_id, buffer=ticket.buffer, step=step, rank=ticket.rank)
         self.step = step + 1
 
@@ -236,6 +238,7 @@ class ExperienceDataset(IterableDataset[Any]):
         Raises:
             LeaseNotFoundError: The lease has ended before.
         """
+        _check_ticket(ticket)
         self._feed.drop(ticket.lease_id)
         self.client.nack(ticket.lease_id, buffer=ticket.buffer, reason=reason)
 
@@ -279,7 +282,7 @@ class ExperienceDataset(IterableDataset[Any]):
         step, *place = timeline.read_state(state)
         if place != [self.buffer, self.consumer]:
             raise InvalidRequestError(
-                f"the state is of consumer {place[1]!r} of buffer {place[0]!r}, the dataset reads as "
+                f"the state is of consumer {shown(place[1])} of buffer {shown(place[0])}, the dataset reads as "
                 f"{self.consumer!r} from {self.buffer!r}; load the state that was saved for it",
                 subject="state",
             )
@@ -351,12 +354,12 @@ def _check_ranks(rank: int, world_size: int, num_units: int) -> None:
     """Check that there is such a rank, and that each gets a part of the fewest units of a batch."""
     if not 0 <= rank < world_size:
         raise InvalidRequestError(
-            f"rank {rank} of {world_size}: rank must be at least 0 and below world_size",
+            f"rank {shown(rank)} of {shown(world_size)}: rank must be at least 0 and below world_size",
             subject="rank",
         )
     if num_units < world_size:
         raise InvalidRequestError(
-            f"{num_units} units for {world_size} ranks would leave some without a batch; give "
+            f"{shown(num_units)} units for {shown(world_size)} ranks would leave some without a batch; give "
             "batch_size, and min_batch_size if you give it, at least world_size",
             subject="batch_size",
         )
@@ -365,10 +368,11 @@ def _check_ranks(rank: int, world_size: int, num_units: int) -> None:
 def _check_collate(collate: Any) -> None:
     """Check that it is a function, and not one of those that make one."""
     if not callable(collate):
-        raise InvalidRequestError(
-            f"collate is {collate!r:.80}; give a function of the experiences of a batch, such as "
+        raise refused(
+            "collate",
+            collate,
+            "a function of the experiences of a batch, such as "
             "collation.padded_collate(pad_token_id=0)",
-            subject="collate",
         )
     name = getattr(collate, "__name__", "")
     if name.endswith("_collate") and collate is getattr(collation, name, None):
@@ -377,6 +381,11 @@ def _check_collate(collate: Any) -> None:
             f"collate={name}(...)",
             subject="collate",
         )
+
+
+def _check_ticket(ticket: Any) -> None:
+    if not isinstance(ticket, LeaseTicket):
+        raise refused("ticket", ticket, "the LeaseTicket that came with the batch")
 
 
 def _refuse_worker(verb: str) -> None:

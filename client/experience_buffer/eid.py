@@ -158,11 +158,13 @@ def _whole(name: str, part: Any) -> int:
         raise _refusal(name, part, wanted)
     try:
         return int(operator.index(part))
-    except TypeError:
+    except Exception:  # TypeError, or what the caller's own class raises.
         raise _refusal(name, part, wanted) from None
 
 
 def _refusal(name: str, part: Any, wanted: str) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"{name} of an EID is {part!r:.80}; give {wanted}", subject=f"eid.{name}"
-    )
+    try:
+        shown = f"{part!r:.80}"
+    except Exception:  # The caller's own class, or an integer of too many digits.
+        shown = f"a {type(part).__name__}"
+    return InvalidRequestError(f"{name} of an EID is {shown}; give {wanted}", subject=f"eid.{name}")

@@ -40,7 +40,10 @@ __dir__ = __all__.copy
 
 
 class InvalidRequestError(ExperienceBufferError, ValueError):
-    """A request, filter or configuration is malformed; `subject` names the field."""
+    """An argument, option, filter or configuration is malformed; `subject` names it.
+
+    The clients raise it before anything is sent.
+    """
 
     status = "INVALID_ARGUMENT"
     reason = "INVALID_REQUEST"

@@ -14,19 +14,18 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict
 from experience_buffer._arguments import (
     NONE,
     Table,
+    as_flag,
+    as_text,
     check_number,
+    check_path,
     check_whole,
     made,
+    pairs,
     refused,
     shown,
 )
 from experience_buffer._show import Shown, plain, sparse
-from experience_buffer.consumer_options import (
-    ConsumerConfig,
-    Pacing,
-    Selector,
-    SelectorKind,
-)
+from experience_buffer.consumer_options import ConsumerConfig, Pacing, Selector, SelectorKind
 from experience_buffer.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -126,6 +125,9 @@ class TlsOptions(Shown):
     server_name: str = ""
 
     def __post_init__(self) -> None:
+        for name in ("ca_file", "certificate_file", "key_file"):
+            check_path(name, getattr(self, name))
+        as_text("server_name", self.server_name)
         if (self.certificate_file is None) != (self.key_file is None):
             raise InvalidRequestError(
                 "certificate_file and key_file belong together: give both or neither",
@@ -166,7 +168,9 @@ class ClientOptions(Shown):
     def __post_init__(self) -> None:
         check_whole("max_push_items", self.max_push_items, least=1)
         check_whole("max_push_bytes", self.max_push_bytes, least=1)
-        check_whole("max_message_bytes", self.max_message_bytes, least=64 * 1024)
+        check_whole("max_message_bytes", self.max_message_bytes, least=64 * 1024, most=2**31 - 1)
+        as_flag("shared_memory", self.shared_memory)
+        as_flag("allow_insecure_token", self.allow_insecure_token)
         check_number("keepalive_seconds", self.keepalive_seconds)
         check_number("keepalive_timeout_seconds", self.keepalive_timeout_seconds)
         object.__setattr__(self, "retry", made(RetryOptions, self.retry, "retry"))
@@ -195,6 +199,7 @@ class WriterOptions(Shown):
         for name in ("max_pending_bytes", "max_batch_items", "max_batch_bytes"):
             check_whole(name, getattr(self, name), least=1)
         check_number("linger_seconds", self.linger_seconds)
+        as_flag("raise_on_refused", self.raise_on_refused)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -351,7 +356,7 @@ def _consumers(given: object) -> tuple[ConsumerConfig, ...]:
 def _advantage(given: object) -> AdvantageConfig:
     """An estimator as it is, as its name, or as a table where its parameters stand beside it."""
     if isinstance(given, Mapping):
-        table = dict(given)
+        table = dict(pairs("advantage", given, "a dict"))
         estimator = table.pop("estimator", "")
         if isinstance(parameters := table.get("parameters"), Mapping):
             beside = {"estimator": estimator, **parameters}

@@ -46,6 +46,8 @@ def seeds(target: str) -> list[bytes]:
             return [message.SerializeToString() for message in _annotations()]
         case "requests":
             return messages.seeds()
+        case "verbs":
+            return [bytes(16)]
     return payloads + bombs
 
 

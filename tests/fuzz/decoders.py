@@ -34,7 +34,7 @@ from experience_buffer_server.settings.buffer import BufferSettings
 from tests.fuzz import messages as requests_of_calls
 from tests.fuzz import pickles, tables
 from tests.fuzz.bombs import one
-from tests.fuzz.mutations import Mutation, mostly, of_frame
+from tests.fuzz.mutations import Mutation, mostly, of_choices, of_frame
 
 Target = Callable[[bytes], None]
 
@@ -218,6 +218,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     "packed": mostly(tables.mutate),
     "annotation": requests_of_calls.mutate_annotation,
     "requests": requests_of_calls.mutate,
+    "verbs": of_choices,
 }
 """In the order in which `make fuzz` runs them."""
 
@@ -228,6 +229,11 @@ def make_target(name: str) -> Target:
         from tests.fuzz.service import ServiceTarget
 
         return ServiceTarget()
+    if name == "verbs":
+        # Imports the clients, torch and NumPy.
+        from tests.fuzz.verbs import Verbs
+
+        return Verbs()
     return DECODERS[name]
 
 

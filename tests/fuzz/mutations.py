@@ -34,6 +34,11 @@ def of_bytes(data: bytes, rng: random.Random) -> bytes:
     return bytes(changed)
 
 
+def of_choices(data: bytes, rng: random.Random) -> bytes:
+    """Other numbers to choose by, two bytes each; what is chosen has little to do with its neighbours."""
+    return rng.randbytes(2 * rng.randint(4, 16))
+
+
 def of_frame(data: bytes, rng: random.Random) -> bytes:
     """Mutate one of a payload's parts, and the lengths so that they fit, or so that they don't."""
     if len(data) < _HEADER or data[:4] != b"TRXP":

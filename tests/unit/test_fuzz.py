@@ -22,6 +22,7 @@ from tests.fuzz.decoders import DECODERS, MUTATIONS, Target, pushed
 from tests.fuzz.endure import inputs
 from tests.fuzz.meter import MAX_BYTES, Meter, OverLimitError
 from tests.fuzz.service import ServiceTarget
+from tests.fuzz.verbs import Verbs
 
 RUN_SECONDS = 0.6
 SEED = 20_261_121
@@ -97,6 +98,13 @@ def service() -> Iterator[ServiceTarget]:
     target.close()
 
 
+@pytest.fixture(scope="module")
+def verbs() -> Iterator[Verbs]:
+    target = Verbs()
+    yield target
+    target.close()
+
+
 @pytest.fixture(autouse=True)
 def small_heap() -> Iterator[None]:
     """Times are those of the target: a collection doesn't walk what earlier tests have left."""
@@ -111,6 +119,8 @@ def target(request: pytest.FixtureRequest) -> tuple[str, Target]:
     name: str = request.param
     if name == "requests":
         return name, request.getfixturevalue("service")
+    if name == "verbs":
+        return name, request.getfixturevalue("verbs")
     return name, DECODERS[name]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from experience_buffer._arguments import as_flag, as_words
 from experience_buffer._async.connection import AsyncConnection
 from experience_buffer._async.listing import AsyncSummaries
 from experience_buffer._async.primitives import in_thread
@@ -57,6 +58,7 @@ class AsyncContentVerbs(AsyncConnection):
             InvalidRequestError: No group can have this key.
         """
         parse = number("num_dropped")
+        reason = as_words("reason", reason)
         return await self._call("DropGroup", parse, buffer=buffer, group=group, reason=reason)
 
     async def get(self, uid: str, *, buffer: str = "default") -> StoredExperience:
@@ -103,6 +105,7 @@ class AsyncContentVerbs(AsyncConnection):
             AnnotateRefusedError: The server refused some; all others are stored.
             MessageTooLargeError: One annotation is over the message limit.
         """
+        as_flag("raise_on_refused", raise_on_refused)
         deadline = Deadline(self._seconds(timeout))
         outcomes: list[AnnotateOutcome] = []
         requests = await in_thread(

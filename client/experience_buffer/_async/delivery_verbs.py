@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
+from experience_buffer._arguments import as_words
 from experience_buffer._async.connection import AsyncConnection
 from experience_buffer._messages import delivery_calls, fields, timeline
 from experience_buffer._messages.calls import number
@@ -21,7 +22,7 @@ class AsyncDeliveryVerbs(AsyncConnection):
 
     def _prepare(self) -> None:
         super()._prepare()
-        self._parts: dict[tuple[str, str, str], int] = {}
+        self._parts: dict[tuple[str, str, int | None], int] = {}
         """By buffer, consumer and rank: the lease whose part was received last."""
 
     async def ack(
@@ -61,6 +62,7 @@ class AsyncDeliveryVerbs(AsyncConnection):
             LeaseNotFoundError: It has ended before.
         """
         parse = number("num_experiences")
+        reason = as_words("reason", reason)
         return await self._call("Nack", parse, buffer=buffer, lease_id=lease_id, reason=reason)
 
     async def extend_lease(

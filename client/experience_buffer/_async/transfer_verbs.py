@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from experience_buffer._arguments import Table, made
+from experience_buffer._arguments import Table, as_flag, as_text, check_whole, made
 from experience_buffer._async.batch import AsyncBatch
 from experience_buffer._async.delivery_verbs import AsyncDeliveryVerbs
 from experience_buffer._async.primitives import in_thread
@@ -63,6 +63,7 @@ class AsyncTransferVerbs(AsyncDeliveryVerbs):
             MessageTooLargeError: A raw payload is over the message limit, and can't be read.
             BufferFullError: The buffer stayed full until the timeout.
         """
+        as_flag("raise_on_refused", raise_on_refused)
         deadline = Deadline(self._seconds(timeout))
         push = Push(experiences, tombstones, self._options, buffer=buffer, group_size=group_size)
         while (call := await in_thread(push.next_call)) is not None:
@@ -135,8 +136,9 @@ class AsyncTransferVerbs(AsyncDeliveryVerbs):
             ConsumerNotFoundError: The buffer has no such consumer.
         """
         wait_seconds = self._seconds(timeout)
-        # Of any kind: a wrong value is the request's to refuse.
-        part = (str(buffer), str(consumer), str(rank))
+        part = (as_text("buffer", buffer), as_text("consumer", consumer), rank)
+        if rank is not None:
+            check_whole("rank", rank, most=2**32 - 1)
         shared = delivery_calls.rank_of(rank, world_size, self._parts.get(part, 0))
         # Safe to repeat: a batch whose response was lost is offered again when the call comes again,
         # and a rank that asks again gets the same part.

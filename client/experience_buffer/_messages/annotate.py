@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from experience_buffer._arguments import as_text, pairs, shown
 from experience_buffer._codec import safetensors
 from experience_buffer._codec.item import META_FIELDS
 from experience_buffer._codec.safetensors import TensorView
@@ -41,11 +42,13 @@ def requests(
         InvalidRequestError: An annotation holds what can't be sent; the text names uid and field.
         MessageTooLargeError: One annotation is over the message limit.
     """
+    wanted = "a mapping {uid: {field: value}}"
     if not isinstance(annotations, Mapping):
-        raise _error("annotations", annotations, "a mapping {uid: {field: value}}")
+        raise _error("annotations", annotations, wanted)
+    buffer = as_text("buffer", buffer, "a buffer's name as text")
     found: list[pb.AnnotateRequest] = []
     num_bytes, most_bytes = 0, min(options.max_push_bytes, push_split.max_payload_bytes(options))
-    for uid, fields in annotations.items():
+    for uid, fields in pairs("annotations", annotations, wanted):
         annotation = _annotation(uid, fields)
         size = annotation.ByteSize()
         if size > push_split.max_payload_bytes(options):
@@ -62,17 +65,20 @@ def requests(
 
 
 def _annotation(uid: str, fields: Mapping[str, Any]) -> pb.Annotation:
-    where = f"annotations[{uid!r}]"
+    where = f"annotations[{shown(uid)}]"
     if not isinstance(uid, str):
         raise _error(where, uid, "a uid as key, such as experience.eid.uid")
-    if not isinstance(fields, Mapping) or not fields:
-        raise _error(where, fields, "a mapping of at least one field")
+    wanted = "a mapping of at least one field"
+    entries = pairs(where, fields, wanted) if isinstance(fields, Mapping) else []
+    if not entries:
+        raise _error(where, fields, wanted)
     message = pb.Annotation()
     tensors: list[tuple[str, TensorView]] = []
     info: dict[str, Any] = {}
-    for name, given in fields.items():
-        path = f"{where}[{name!r}]"
+    for name, given in entries:
+        path = f"{where}[{shown(name)}]"
         value = _unwrapped(given)
+        name = str.__str__(name) if isinstance(name, str) else name
         if name == "reward":
             message.reward = info_value(float, value, path)
         elif name == "info":
@@ -115,15 +121,19 @@ def _view(name: str, value: Any, path: str) -> TensorView:
         return convert.view_of(convert.kept(value, path, rule), path, rule)
     except TypeError as error:
         raise InvalidRequestError(f"{path} is {error}", subject=path) from None
+    except InvalidRequestError:
+        raise
+    except Exception as error:  # The caller's own class.
+        raise _error(path, value, f"{_TENSOR}; it fails by {type(error).__name__}") from error
 
 
 def _add_entries(info: dict[str, Any], entries: Any, path: str) -> None:
     if not isinstance(entries, Mapping):
         raise _error(path, entries, "a mapping")
-    for name, value in entries.items():
+    for name, value in pairs(path, entries, "a mapping"):
         if not isinstance(name, str):
             raise _error(path, name, "texts as keys")
-        _add(info, name, value, f"{path}[{name!r}]")
+        _add(info, str.__str__(name), value, f"{path}[{shown(name)}]")
 
 
 def _add(info: dict[str, Any], name: str, value: Any, path: str) -> None:
@@ -137,27 +147,32 @@ def _plain(value: Any, path: str, depth: int) -> Any:
     value = _unwrapped(value)
     if isinstance(value, int) and abs(value) > _MAX_EXACT:
         raise _error(path, value, "an integer of at most 2**53, or text")
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int.__pos__(value)  # Plain, whatever a class of the caller's answers.
     if value is None or isinstance(value, _SCALARS):
         return value
     if depth < _MAX_DEPTH and isinstance(value, (list, tuple)):
         return [_plain(member, f"{path}[{i}]", depth + 1) for i, member in enumerate(value)]
     if depth < _MAX_DEPTH and isinstance(value, Mapping):
         entries: dict[str, Any] = {}
-        for key, member in value.items():
+        for key, member in pairs(path, value, "a mapping"):
             if not isinstance(key, str):
                 raise _error(path, key, "texts as keys")
-            entries[key] = _plain(member, f"{path}[{key!r}]", depth + 1)
+            entries[str.__str__(key)] = _plain(member, f"{path}[{shown(key)}]", depth + 1)
         return entries
     raise _error(path, value, f"numbers, texts, and lists and dicts of them, {_MAX_DEPTH} deep")
 
 
 def _unwrapped(value: Any) -> Any:
     """Python's value of a NumPy scalar or of a tensor without dimensions."""
-    if getattr(value, "shape", None) == () and hasattr(value, "item"):
-        return value.item()
-    return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    try:
+        return value.item() if value.shape == () else value
+    except Exception:  # Most have no shape; the caller's own class may fail at anything.
+        return value
 
 
 def _error(path: str, value: Any, wanted: str) -> InvalidRequestError:
     kind = type(value).__name__
-    return InvalidRequestError(f"{path}: {value!r:.80} ({kind}); give {wanted}", subject=path)
+    return InvalidRequestError(f"{path}: {shown(value)} ({kind}); give {wanted}", subject=path)

@@ -7,14 +7,13 @@ contract: so the messages' own descriptors say how to translate.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, Final
 
 from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
 
-from experience_buffer._arguments import misspelt, refused
-from experience_buffer._messages.fields import unfit
+from experience_buffer._arguments import as_number, as_text, misspelt, pairs, shown
+from experience_buffer._messages.fields import plain
 from experience_buffer._messages.names import names_of
 from experience_buffer.errors import InvalidRequestError
 from experience_buffer.options import AdvantageConfig, BufferChanges, BufferConfig
@@ -51,7 +50,8 @@ def update_request(name: str, changes: BufferChanges) -> service_pb2.UpdateBuffe
     paths = changed_fields(config)
     paths += [name for name in OPTIONAL if name in changes and name not in paths]
     if not paths:
-        raise InvalidRequestError("update_buffer changes nothing: give at least one field")
+        given = "".join(f", {field} is None" for field in changes)
+        raise InvalidRequestError(f"update_buffer changes nothing{given}: give at least one field")
     return service_pb2.UpdateBufferRequest(
         config=config_to_message(config), update_mask=FieldMask(paths=paths)
     )
@@ -77,10 +77,7 @@ def _fill(message: Message, values: object, where: str = "") -> None:
         if field.enum_type is not None:
             setattr(message, name, names_of(field.enum_type).number(value, place))
         elif field.message_type is None:
-            try:
-                setattr(message, name, value)
-            except (TypeError, ValueError):
-                raise unfit(place, value, field) from None
+            setattr(message, name, plain(place, value, field))
         else:
             _fill_part(getattr(message, name), value, place)
 
@@ -98,18 +95,15 @@ def _fill_part(target: Any, value: Any, where: str) -> None:
 
 
 def _fill_advantage(message: config_pb2.AdvantageConfig, advantage: AdvantageConfig) -> None:
-    where = "advantage.estimator"
-    if not isinstance(advantage.estimator, str):
-        raise refused(where, advantage.estimator, 'an estimator\'s name as text, such as "grpo"')
-    if not isinstance(advantage.parameters, Mapping):
-        raise refused("advantage.parameters", advantage.parameters, "a dict of values by name")
-    try:
-        value: Any = advantage.estimator
-        message.estimator = value
-        for name, value in advantage.parameters.items():
-            where = f"advantage.{name}"
-            if not isinstance(name, str) or not isinstance(value, (bool, int, float, str)):
-                raise TypeError
+    wanted = 'an estimator\'s name as text, such as "grpo"'
+    message.estimator = as_text("advantage.estimator", advantage.estimator, wanted)
+    where = "advantage.parameters"
+    for key, value in pairs(where, advantage.parameters, "a dict of values by name"):
+        name = as_text(f"advantage.{shown(key)}", key, "the parameter's name as text")
+        if isinstance(value, str):
+            message.parameters[name] = as_text(f"advantage.{name}", value)
+        elif isinstance(value, bool):
             message.parameters[name] = value
-    except (TypeError, ValueError, OverflowError):
-        raise refused(where, value, "a number, True, False or text") from None
+        else:
+            wanted = "a number, True, False or text"
+            message.parameters[name] = as_number(f"advantage.{name}", value, wanted)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from google.protobuf.message import Message
 from google.protobuf.struct_pb2 import ListValue, Struct
 
-from experience_buffer._arguments import refused
+from experience_buffer._arguments import as_whole, as_words, listed, refused
 from experience_buffer._messages import fields
 from experience_buffer._messages.batch_data import LazyPacked, LazyPayloads
 from experience_buffer._messages.names import (
@@ -56,6 +56,11 @@ _KINDS: Final[dict[str, type[Any]]] = {
     )
 }
 """By the name that a value's class and its message share."""
+_EID_INT: Final[dict[str, Any]] = {
+    "least": -(10**400),
+    "most": 10**400,
+    "wanted": "a whole number of at most 400 digits, or text",
+}
 _COUNTS: Final = frozenset({"members", "votes", "batch_groups", "batch_members", "running_count"})
 """Entries of a computation that are whole numbers; in a struct every number is a float."""
 
@@ -66,9 +71,11 @@ def tombstones_to_messages(tombstones: Sequence[Tombstone]) -> list[types_pb2.To
     Raises:
         InvalidRequestError: They are something else; the error names the entry and its part.
     """
-    if isinstance(tombstones, (Tombstone, str, bytes)) or not isinstance(tombstones, Iterable):
-        raise refused("tombstones", tombstones, "a list of Tombstone(eid, reason)")
-    return [_tombstone(each, f"tombstones[{index}]") for index, each in enumerate(tombstones)]
+    wanted = "a list of Tombstone(eid, reason)"
+    if isinstance(tombstones, (Tombstone, Mapping)):
+        raise refused("tombstones", tombstones, wanted)
+    given = listed("tombstones", tombstones, wanted)
+    return [_tombstone(each, f"tombstones[{index}]") for index, each in enumerate(given)]
 
 
 def _tombstone(tombstone: Tombstone, where: str) -> types_pb2.Tombstone:
@@ -78,9 +85,12 @@ def _tombstone(tombstone: Tombstone, where: str) -> types_pb2.Tombstone:
     if not isinstance(eid, EID):
         raise refused(f"{where}.eid", eid, "EID(batch=..., task=..., run=...)")
     parts = eid.to_dict()
-    parts |= {"batch": str(eid.batch), "task": str(eid.task)}
+    for name in ("batch", "task"):
+        if isinstance(parts[name], int):
+            number = as_whole(f"{where}.eid.{name}", parts[name], **_EID_INT)
+            parts[name] = str(number)
     fields.fill(message.id, parts, f"{where}.eid.")
-    fields.fill(message, {"reason": tombstone.reason}, f"{where}.")
+    message.reason = as_words(f"{where}.reason", tombstone.reason)
     return message
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from experience_buffer._arguments import refused
+from experience_buffer._arguments import as_number, as_text, as_whole, listed, pairs, refused, shown
 from experience_buffer._codec import memory
 from experience_buffer._messages import convert, sample_bytes
 from experience_buffer._messages.calls import Call, build, call_of, number
@@ -49,7 +49,7 @@ def rank_of(
         return None
     if rank is None or world_size is None:
         raise InvalidRequestError(
-            f"rank is {rank} and world_size {world_size}: give both, or neither for batches that "
+            f"rank is {shown(rank)} and world_size {shown(world_size)}: give both, or neither for batches that "
             "aren't shared",
             subject="rank" if rank is None else "world_size",
         )
@@ -103,9 +103,8 @@ def update_priorities(priorities: Priorities, *, buffer: str) -> Iterator[Call[P
     Raises:
         InvalidRequestError: An entry is malformed, or a uid is given twice; no request is made.
     """
-    entries: Any = priorities.items() if isinstance(priorities, Mapping) else priorities
-    if isinstance(entries, (str, bytes)) or not isinstance(entries, Iterable):
-        raise refused("priorities", entries, _ENTRIES)
+    read: Any = pairs if isinstance(priorities, Mapping) else listed
+    entries = read("priorities", priorities, _ENTRIES)
     updates = [_update(index, entry) for index, entry in enumerate(entries)]
     seen: set[str] = set()
     for update in updates:
@@ -131,16 +130,20 @@ def join_priorities(results: Iterable[PriorityResult]) -> PriorityResult:
 
 
 def _update(index: int, entry: Any) -> pb.PriorityUpdate:
-    try:
-        if isinstance(entry, (str, bytes)):
-            raise TypeError
-        uid, priority, *rest = entry
-        [generation] = rest or [0]
-        if isinstance(priority, (str, bytes)):
-            raise TypeError
-        return pb.PriorityUpdate(uid=uid, priority=float(priority), generation=generation)
-    except (TypeError, ValueError):
-        raise refused(f"priorities[{index}]", entry, _ENTRIES) from None
+    where = f"priorities[{index}]"
+    parts = listed(where, entry, _ENTRIES)
+    if not 2 <= len(parts) <= 3:
+        raise refused(where, entry, _ENTRIES)
+    uid, priority, generation = (*parts, 0)[:3]
+    uid = as_text(f"{where}'s uid", uid, _ENTRIES)
+    return pb.PriorityUpdate(
+        uid=uid,
+        # What is no priority is the server's to refuse: the others are set.
+        priority=as_number(f"{where} of {shown(uid)}", priority, _ENTRIES, is_any=True),
+        generation=as_whole(
+            f"{where}'s generation", generation, least=0, most=2**64 - 1, wanted=_ENTRIES
+        ),
+    )
 
 
 def _priorities_call(updates: list[pb.PriorityUpdate], buffer: str) -> Call[PriorityResult]:

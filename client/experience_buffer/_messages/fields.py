@@ -6,11 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from experience_buffer import _arguments
-from experience_buffer._arguments import refused, shown
-from experience_buffer.errors import InvalidRequestError
 
 _ARGUMENTS: Final = {
     "timeout_seconds": "timeout",
@@ -41,6 +40,13 @@ _WANTED: Final = {
     "version": "a policy version, a whole number of at least 0",
 }
 """By field: what its type alone doesn't say."""
+_RANGES: Final = {
+    FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
+    FieldDescriptor.CPPTYPE_INT64: (-(2**63), 2**63 - 1),
+    FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1),
+    FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1),
+    FieldDescriptor.CPPTYPE_ENUM: (0, 2**31 - 1),
+}
 _BITS: Final = {"INT32": 31, "INT64": 63, "UINT32": 32, "UINT64": 64}
 
 
@@ -92,37 +98,34 @@ def fill(message: Message, values: Mapping[str, Any], where: str = "") -> None:
         InvalidRequestError: A value has the wrong type or is out of range.
     """
     for name, value in values.items():
-        try:
+        field = message.DESCRIPTOR.fields_by_name[name]
+        called = where + _ARGUMENTS.get(name, name)
+        if field.message_type is not None:
             target = getattr(message, name)
-            if isinstance(target, Message):
-                target.CopyFrom(value)
-            elif isinstance(value, (list, tuple)):
-                target.extend(value)
-            else:
-                setattr(message, name, value)
-        except (AttributeError, TypeError, ValueError):
-            field = message.DESCRIPTOR.fields_by_name[name]
-            raise unfit(where + _ARGUMENTS.get(name, name), value, field) from None
+            target.CopyFrom(value) if isinstance(target, Message) else target.extend(value)
+        elif field.is_repeated:
+            getattr(message, name).extend(plain(called, each, field) for each in value)
+        else:
+            setattr(message, name, plain(called, value, field))
 
 
-def unfit(name: str, value: Any, field: Any) -> InvalidRequestError:
-    """Make the error of a value that a field can't hold.
+def plain(name: str, value: Any, field: Any) -> Any:
+    """What a field holds, of what the caller gave.
 
     Args:
         name: The argument.
         value: What was given.
-        field: The field's descriptor.
+        field: The field's descriptor; it holds no message.
+
+    Raises:
+        InvalidRequestError: The field can't hold it.
     """
-    if _is_half_pair(value):
-        return InvalidRequestError(
-            f"{name} is {shown(value)}, which has half of a surrogate pair; give text that UTF-8 "
-            "can hold",
-            subject=name,
-        )
-    return refused(name, value, wanted(field))
-
-
-def _is_half_pair(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return any(map(_is_half_pair, value))
-    return isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value)
+    kind = field.cpp_type
+    if kind in _RANGES:
+        least, most = _RANGES[kind]
+        return _arguments.as_whole(name, value, least=least, most=most, wanted=wanted(field))
+    if kind == FieldDescriptor.CPPTYPE_STRING:
+        return _arguments.as_text(name, value, wanted(field))
+    if kind == FieldDescriptor.CPPTYPE_BOOL:
+        return _arguments.as_flag(name, value)
+    return _arguments.as_number(name, value, wanted(field))

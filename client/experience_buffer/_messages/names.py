@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, Final
 
-from experience_buffer.errors import InvalidRequestError
+from experience_buffer._arguments import refused
 from experience_buffer.v1 import config_pb2, types_pb2
 
 
@@ -30,13 +30,11 @@ class Names:
         Raises:
             InvalidRequestError: No such name.
         """
-        try:
-            return self.by_name[name]
-        except (KeyError, TypeError):
+        found = self.by_name.get(str.__str__(name)) if isinstance(name, str) else None
+        if found is None:
             known = ", ".join(repr(known) for known in self.by_name)
-            raise InvalidRequestError(
-                f"{field} is {name!r}; give one of {known}", subject=field
-            ) from None
+            raise refused(field, name, f"one of {known}")
+        return found
 
 
 names_of = cache(Names)

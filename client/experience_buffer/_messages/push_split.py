@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from experience_buffer._arguments import as_words, shown
 from experience_buffer._codec import payload as _payload
 from experience_buffer._codec.codec_error import trxp_error
 from experience_buffer._messages.push_bytes import Payload, Pieces
@@ -87,6 +88,14 @@ def encode_pieces(
                 # it: those that follow would be, too.
                 step = few = (num_items + 1) // 2
             continue
+        except Exception as error:  # The caller's own class, or what an attribute was set to.
+            if num_items == 1:
+                reason = f"it can't be read: {type(error).__name__}: {shown(error)}"
+                unread = trxp_error(reason, where=f"items[{start}]")
+                yield refused(start, unread, _uid_of(experiences[start]))
+                start += 1
+            step = (num_items + 1) // 2
+            continue
         num_bytes = sum(map(len, pieces))
         if num_bytes > max_payload_bytes(options) or (
             num_bytes > 2 * options.max_push_bytes and num_items > 1
@@ -154,8 +163,8 @@ def uid_in(payload: Payload) -> str:
 
 def _uid_of(experience: Any) -> str:
     try:
-        return str(experience.eid.uid)
-    except AttributeError:
+        return as_words("uid", experience.eid.uid)
+    except Exception:  # The caller's own class, or what the attribute was set to.
         return ""
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from typing import Any, Final
 
-from experience_buffer._arguments import refused
+from experience_buffer._arguments import as_text, as_whole, pairs, refused, shown
 from experience_buffer.errors import InvalidRequestError
 
 VERSION: Final = 1
-_TEXTS: Final = ("buffer", "consumer")
 
 
 def make_state(step: int, *, buffer: str, consumer: str) -> dict[str, Any]:
@@ -19,7 +17,12 @@ def make_state(step: int, *, buffer: str, consumer: str) -> dict[str, Any]:
     Raises:
         InvalidRequestError: `step` is no integer.
     """
-    return {"version": VERSION, "buffer": buffer, "consumer": consumer, "step": _index(step)}
+    return {
+        "version": VERSION,
+        "buffer": as_text("buffer", buffer),
+        "consumer": as_text("consumer", consumer),
+        "step": _index(step),
+    }
 
 
 def read_state(state: Mapping[str, Any]) -> tuple[int, str, str]:
@@ -28,28 +31,25 @@ def read_state(state: Mapping[str, Any]) -> tuple[int, str, str]:
     Raises:
         InvalidRequestError: It is something else, or of a newer client.
     """
-    if not isinstance(state, Mapping) or "version" not in state:
-        raise refused("state", state, "what state_dict returned")
-    if state["version"] != VERSION:
+    wanted = "what state_dict returned"
+    entries = dict(pairs("state", state, wanted))
+    version = entries.get("version")
+    if version is None:
+        raise refused("state", state, wanted)
+    if not isinstance(version, int) or version != VERSION:
         raise InvalidRequestError(
-            f"the state has version {state['version']!r:.200}, this client reads {VERSION}: use "
-            "the client that saved it, or a newer one",
+            f"the state has version {shown(version)}, this client reads {VERSION}: use the client "
+            "that saved it, or a newer one",
             subject="version",
         )
-    for name in _TEXTS:
-        if not isinstance(state.get(name), str):
-            raise InvalidRequestError(
-                f"{name} of the state is {state.get(name)!r:.200}; give what state_dict returned",
-                subject=name,
-            )
-    return _index(state.get("step")), state["buffer"], state["consumer"]
+    buffer, consumer = (
+        as_text(f"{name} of the state", entries.get(name), wanted)
+        for name in ("buffer", "consumer")
+    )
+    return _index(entries.get("step")), buffer, consumer
 
 
 def _index(step: Any) -> int:
     """A step as a plain integer; those of numpy and torch are integers too."""
-    try:
-        if isinstance(step, bool):
-            raise TypeError
-        return operator.index(step)
-    except TypeError:
-        raise refused("step", step, "the training step as a whole number") from None
+    wanted = "the training step as a whole number"
+    return as_whole("step", step, least=-(2**63), most=2**63 - 1, wanted=wanted)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from experience_buffer._arguments import as_flag, as_words
 from experience_buffer._messages import annotate as _annotate
 from experience_buffer._messages import calls, convert
 from experience_buffer._messages.calls import Call, number
@@ -56,6 +57,7 @@ class ContentVerbs(Connection):
             InvalidRequestError: No group can have this key.
         """
         parse = number("num_dropped")
+        reason = as_words("reason", reason)
         return self._call("DropGroup", parse, buffer=buffer, group=group, reason=reason)
 
     def get(self, uid: str, *, buffer: str = "default") -> StoredExperience:
@@ -102,6 +104,7 @@ class ContentVerbs(Connection):
             AnnotateRefusedError: The server refused some; all others are stored.
             MessageTooLargeError: One annotation is over the message limit.
         """
+        as_flag("raise_on_refused", raise_on_refused)
         deadline = Deadline(self._seconds(timeout))
         outcomes: list[AnnotateOutcome] = []
         requests = in_thread(_annotate.requests, annotations, buffer=buffer, options=self._options)

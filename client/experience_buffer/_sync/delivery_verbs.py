@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
+from experience_buffer._arguments import as_words
 from experience_buffer._messages import delivery_calls, fields, timeline
 from experience_buffer._messages.calls import number
 from experience_buffer._messages.convert import reader_of
@@ -22,7 +23,7 @@ class DeliveryVerbs(Connection):
 
     def _prepare(self) -> None:
         super()._prepare()
-        self._parts: dict[tuple[str, str, str], int] = {}
+        self._parts: dict[tuple[str, str, int | None], int] = {}
         """By buffer, consumer and rank: the lease whose part was received last."""
 
     def ack(
@@ -62,6 +63,7 @@ class DeliveryVerbs(Connection):
             LeaseNotFoundError: It has ended before.
         """
         parse = number("num_experiences")
+        reason = as_words("reason", reason)
         return self._call("Nack", parse, buffer=buffer, lease_id=lease_id, reason=reason)
 
     def extend_lease(

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from experience_buffer._arguments import Table, made
+from experience_buffer._arguments import Table, as_flag, as_text, check_whole, made
 from experience_buffer._messages import delivery_calls
 from experience_buffer._messages.names import FORMAT
 from experience_buffer._messages.push_plan import Push
@@ -64,6 +64,7 @@ class TransferVerbs(DeliveryVerbs):
             MessageTooLargeError: A raw payload is over the message limit, and can't be read.
             BufferFullError: The buffer stayed full until the timeout.
         """
+        as_flag("raise_on_refused", raise_on_refused)
         deadline = Deadline(self._seconds(timeout))
         push = Push(experiences, tombstones, self._options, buffer=buffer, group_size=group_size)
         while (call := in_thread(push.next_call)) is not None:
@@ -136,8 +137,9 @@ class TransferVerbs(DeliveryVerbs):
             ConsumerNotFoundError: The buffer has no such consumer.
         """
         wait_seconds = self._seconds(timeout)
-        # Of any kind: a wrong value is the request's to refuse.
-        part = (str(buffer), str(consumer), str(rank))
+        part = (as_text("buffer", buffer), as_text("consumer", consumer), rank)
+        if rank is not None:
+            check_whole("rank", rank, most=2**32 - 1)
         shared = delivery_calls.rank_of(rank, world_size, self._parts.get(part, 0))
         # Safe to repeat: a batch whose response was lost is offered again when the call comes again,
         # and a rank that asks again gets the same part.

@@ -70,10 +70,10 @@ def arguments(
     ]
     if options.keepalive_seconds > 0:
         args += [
-            ("grpc.keepalive_time_ms", int(options.keepalive_seconds * 1000)),
-            ("grpc.keepalive_timeout_ms", int(options.keepalive_timeout_seconds * 1000)),
+            ("grpc.keepalive_time_ms", _milliseconds(options.keepalive_seconds)),
+            ("grpc.keepalive_timeout_ms", _milliseconds(options.keepalive_timeout_seconds)),
             # Without it a ping has a minute, whatever the line above says.
-            ("grpc.http2.ping_timeout_ms", int(options.keepalive_timeout_seconds * 1000)),
+            ("grpc.http2.ping_timeout_ms", _milliseconds(options.keepalive_timeout_seconds)),
             # An idle stream still pings: a sample stream may wait for hours.
             ("grpc.http2.max_pings_without_data", 0),
         ]
@@ -83,6 +83,11 @@ def arguments(
     if tls is not None and tls.server_name:
         args.append(("grpc.ssl_target_name_override", tls.server_name))
     return args
+
+
+def _milliseconds(seconds: float) -> int:
+    """What gRPC counts in: 32 bits of them are 24 days."""
+    return int(min(seconds * 1000, 2**31 - 1))
 
 
 class _Uses:

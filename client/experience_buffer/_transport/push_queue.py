@@ -36,6 +36,8 @@ logger = logging.getLogger("experience_buffer")
 
 MAX_KEPT_REFUSALS: Final = 1000
 """Refused outcomes kept for the next call to raise; more are only counted."""
+_MOST_SECONDS: Final = 3600.0
+"""Of a wait: locks can't count any number."""
 _FEWER_SECONDS: Final = 30.0
 """For how long requests stay as small as they had to become: limits may be raised meanwhile."""
 
@@ -188,7 +190,8 @@ class PushQueue:
             return None
         if self._is_due():
             return 0.0
-        return max(self._waiting[0].time + self._options.linger_seconds - now, 0.0)
+        left = self._waiting[0].time + self._options.linger_seconds - now
+        return min(max(left, 0.0), _MOST_SECONDS)
 
     def answered(
         self, message: service_pb2.PushStreamResponse, *, delay: float

@@ -89,10 +89,9 @@ class Attempts(Deadline):
             # taken each time by those who have just come; whoever waits less gains nothing.
             return asked * (1.0 + self._jitter())
         options = self._options
-        # The exponent is bounded so that weeks of attempts don't overflow the float.
-        backoff = options.initial_backoff_seconds * options.multiplier ** min(
-            self._num_unreachable, 64
-        )
+        # Both are bounded so that weeks of attempts don't overflow the float.
+        growth = min(options.multiplier, 1000.0) ** min(self._num_unreachable, 64)
+        backoff = options.initial_backoff_seconds * growth
         self._num_unreachable += 1
         delay = min(backoff, options.max_backoff_seconds) * (1.0 - 0.5 * self._jitter())
         return max(delay, asked)

@@ -43,7 +43,7 @@ class StreamPlan:
     """Whether batches may come in memory that is shared with the server, where there is any."""
 
     def __post_init__(self) -> None:
-        check_whole("prefetch", self.prefetch, least=1)
+        check_whole("prefetch", self.prefetch, least=1, most=2**32 - 1)
         check_whole("max_bytes", self.max_bytes)
         if self.first_timeout is not None:
             first = bounded_seconds(self.first_timeout, "first_timeout")

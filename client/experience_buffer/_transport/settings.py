@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Any, Final, Never
 
 import grpc
 
 from experience_buffer import status
-from experience_buffer._arguments import Table, check_number, made, refused
+from experience_buffer._arguments import Table, as_number, as_text, check_number, made, refused
 from experience_buffer._messages import fields
 from experience_buffer._transport import channel
 from experience_buffer._transport.outage import Outage
@@ -42,10 +41,12 @@ class ClientSettings:
                 f"token is of type {type(token).__name__}; give text", subject="token"
             )
         check_number("timeout", timeout, is_open=True)
+        address = as_text("address", address)
+        token = None if token is None else str.__str__(token)
         self._address = address
         self._target = channel.parse_address(address)
         self._token = token
-        self._timeout = timeout
+        self._timeout = float(timeout)
         """As given; `_seconds` is what counts."""
         self._tls = None if tls is None else made(TlsOptions, tls, "tls")
         self._options = (
@@ -152,15 +153,7 @@ def bounded_seconds(seconds: float, what: str = "timeout") -> float:
     Raises:
         InvalidRequestError: They are no number.
     """
-    try:
-        given = math.nan if isinstance(seconds, str) else float(seconds)
-    except (TypeError, ValueError):
-        given = math.nan
-    except OverflowError:
-        given = math.inf
-    if math.isnan(given):
-        raise refused(what, seconds, "a number of seconds")
-    return min(given, _MOST_SECONDS)
+    return min(as_number(what, seconds, "a number of seconds"), _MOST_SECONDS)
 
 
 def closed_error(what: str) -> CallCancelledError:
