@@ -90,7 +90,7 @@ def explain_unversioned(item: Item, window: str) -> str:
     """
     return (
         f"its policy version isn't known: {_what_is_there(item)}, and {window} is judged by it"
-        f'{_near_misses(item)}; set info={{"model_version": N}}, or versions with one per token, or '
+        f'{_near_misses(item)} info={{"model_version": N}}, or versions with one per token, or '
         'have the buffer deliver what has none (on_missing_version = "deliver")'
     )
 
@@ -106,14 +106,14 @@ def _what_is_there(item: Item) -> str:
 
 
 def _near_misses(item: Item) -> str:
-    """Where somebody may have said it under another name, as a question."""
+    """Where somebody may have said it under another name, as a question; and what to do begins."""
     metrics = item.meta.get("metrics")
     places = [
         *(f"info[{name!r}]" for name in _alike(info_of(item), _KEYS)),
         *(f"metrics[{name!r}]" for name in _alike(metrics if isinstance(metrics, dict) else ())),
         *(f"the tensor {name!r}" for name in _alike(item.tensors, {"versions"})),
     ]
-    return f"; did you mean it by {' or '.join(places[:_MAX_SHOWN])}?" if places else ""
+    return f"; did you mean it by {' or '.join(places[:_MAX_SHOWN])}? Set" if places else "; set"
 
 
 def _alike(names: Iterable[Any], known: Iterable[str] = ()) -> Iterator[str]:

@@ -94,7 +94,7 @@ def test_a_window_takes_nothing_without_version(
     assert refused.reason is Reason.MISSING_FIELD
     assert f": {what}" in refused.message or what == "is missing" in refused.message
     assert "the staleness of consumer 'trainer' (max_lag = 2) is judged by it" in refused.message
-    assert 'set info={"model_version": N}' in refused.message
+    assert ("? Set" if meant else "; set") + ' info={"model_version": N}, or' in refused.message
     assert 'on_missing_version = "deliver"' in refused.message
     question = refused.message.partition("did you mean it by ")[2].partition("?")[0]
     assert question == meant
