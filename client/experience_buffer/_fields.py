@@ -297,10 +297,7 @@ class RewardField(PlainField["float | None"]):
         is_exact = kind is int and -_MAX_EXACT <= value <= _MAX_EXACT
         if is_exact or value is None or kind is float or kind is bool:
             return value  # type: ignore[no-any-return]
-        number = info_value(float, value, self._name)
-        if isinstance(value, int) and int(number) != value:
-            raise refusal(self._name, f"is {value!r:.80}, which float64 would round; give a float")
-        return number
+        return info_value(float, value, self._name)
 
 
 class CountField(PlainField[int]):
@@ -332,7 +329,10 @@ _eid_parts = operator.attrgetter("batch", "task", "run", "step", "suffix")
 
 def _float(value: Any) -> float:
     # The plus sign refuses text, which float() alone would read.
-    return float(+value)
+    number = float(+value)
+    if isinstance(value, int) and int(number) != value:
+        raise ValueError
+    return number
 
 
 def _whole(value: Any) -> int:
@@ -342,7 +342,7 @@ def _whole(value: Any) -> int:
 
 
 _READERS: Final[dict[type, tuple[Callable[[Any], Any], str]]] = {
-    float: (_float, "a number"),
+    float: (_float, "a number that float64 holds"),
     int: (_whole, "a whole number"),
     str: (str.__str__, "text, such as a digest's hexdigest()"),
 }

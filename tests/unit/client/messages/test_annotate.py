@@ -143,6 +143,8 @@ def test_scalars_of_numpy_and_torch_are_numbers() -> None:
         ({"versions": [2**63]}, "'versions'"),
         ({"reward": "high"}, "'reward'"),
         ({"reward": None}, "'reward'"),
+        ({"reward": 2**53 + 1}, "'reward'"),
+        ({"baseline_reward": 10**400}, "'baseline_reward'"),
         ({"reward": [0.5, 0.5]}, "'reward'"),
         ({"baseline_reward": "0.5"}, "'baseline_reward'"),
         ({"env_state_hash": 7}, "'env_state_hash'"),
