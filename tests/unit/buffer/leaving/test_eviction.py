@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from experience_buffer_server.buffer.intake.annotation import Annotation
 from experience_buffer_server.runtime.tuning import TUNING
 from tests.unit.buffer.leaving.test_group_closing import full_disk
 from tests.unit.buffer.leaving.test_retention import CLOCK, clock, sample
-from tests.unit.buffer_verbs import change, dropped, leased, pushed, stored
+from tests.unit.buffer_verbs import change, dropped, leased, pushed, stored, take
 from tests.unit.builders import World, push, settle, uid
 
 __all__ = ["clock"]
@@ -199,3 +201,33 @@ async def test_a_consumer_chooses_by_an_annotated_value(world: World) -> None:
     await buffer.annotate([Annotation(uid=uid(1, 0), reward=9.0)])
     lease = await leased(buffer)
     assert lease.units[0].seqs == (1,)
+
+
+@pytest.mark.parametrize("on_full", ["evict", "refuse", "block"])
+@pytest.mark.parametrize("seed", range(3))
+async def test_groups_of_any_mixture_stay_whole_and_within_bounds(
+    world: World, on_full: str, seed: int
+) -> None:
+    chance = random.Random(seed)
+    buffer = await evicting(world, 6, **grouped() | {"on_full": on_full, "group_size": 3})
+    most = 0
+    for task in range(80):
+        members = {
+            (task - chance.randrange(min(task + 1, 6)), chance.randrange(3)) for _ in range(3)
+        }
+        pushes = [buffer.push(push(*members)), buffer.push(push((task, 0)))]
+        for found in await asyncio.gather(*pushes, return_exceptions=True):
+            assert isinstance(found, list | errors.BufferFullError), found
+        if chance.random() < 0.4:
+            lease_id = await take(buffer, chance.randint(1, 2))
+            if lease_id and chance.random() < 0.7:
+                await buffer.ack(lease_id)
+        await buffer.drain()
+        buffer.state.check()
+        most = max(most, buffer.num_items)
+        assert (buffer.flow.eviction.num_items, buffer.flow.eviction.num_bytes) == (0, 0)
+        assert all(group.num_members <= 3 for group in buffer.state.contents.groups)
+    assert most <= 6 * 3
+    assert most > 6, "what completes groups goes beyond"
+    fresh = world.reload(buffer)
+    assert stored(fresh) == stored(buffer)
