@@ -23,6 +23,8 @@ _DEFAULTS: Final[Mapping[str, Any]] = {"prompt_length": 1}
 """What is meant where it isn't there, if it isn't None."""
 _EMPTY: Final = frozenset({"info", "metrics", "custom_fields", "multi_modal_input_keys"})
 """None and nothing in it are the same of these."""
+_MAX_SHARED_VALUES: Final = 50_000
+_NO_BOUND: Final = 2**62
 _SEQUENCES: Final = frozenset({list, tuple})
 """JSON has no tuples."""
 _SETS: Final = frozenset({set, frozenset})
@@ -72,6 +74,8 @@ def digests_alike(payload: bytes) -> Iterator[bytes]:
         TrxpError: It can't be read.
     """
     item = _item(payload)
+    if item.is_suspect:
+        return  # What shares containers is larger than it looks.
     for shares_values in (True, False):
         shared = {key: key for key in item.keys}
         meta = _shared(item.meta, shared.setdefault, shares_values=shares_values)
@@ -113,6 +117,8 @@ def _eid_difference(stored: Item, pushed: Item) -> str:
 
 
 def _meta_difference(stored: Item, pushed: Item, *, annotated: bool) -> str:
+    # What shares containers is larger than it looks; what doesn't takes no longer than reading it did.
+    budget = [_MAX_SHARED_VALUES if stored.is_suspect or pushed.is_suspect else _NO_BOUND]
     for name in dict.fromkeys((*stored.meta, *pushed.meta)):
         if name == "eid" or (annotated and name == "reward"):
             continue
@@ -123,8 +129,11 @@ def _meta_difference(stored: Item, pushed: Item, *, annotated: bool) -> str:
         if annotated and name == "info" and isinstance(here, dict) and isinstance(new, dict):
             here = {key: value for key, value in here.items() if key in new}
             new = {key: value for key, value in new.items() if key in here}
-        if unlike := _unlike(here, new):
-            return f"its {name}{unlike}"
+        try:
+            if unlike := _unlike(here, new, budget):
+                return f"its {name}{unlike}"
+        except _TooMuchError:
+            return f"its {name} has more values than are compared"
     return ""
 
 
@@ -145,19 +154,30 @@ def _tensor_difference(
     return ""
 
 
-def _unlike(here: Any, new: Any) -> str:
-    """Where two values of plain data differ, as a path and both; empty where they are alike."""
+class _TooMuchError(Exception):
+    """More values than the budget allows."""
+
+
+def _unlike(here: Any, new: Any, budget: list[int]) -> str:
+    """Where two values of plain data differ, as a path and both; empty where they are alike.
+
+    Raises:
+        _TooMuchError: The budget is spent.
+    """
     kind, other = type(here), type(new)
+    budget[0] -= 1
+    if budget[0] < 0:
+        raise _TooMuchError
     if kind is dict and other is dict:
-        return _unlike_members(here, new, sorted({*here, *new}, key=str))
+        return _unlike_members(here, new, sorted({*here, *new}, key=str), budget)
     if kind in _SEQUENCES and other in _SEQUENCES:
         if len(here) != len(new):
             return f" has {len(here)} values there, and {len(new)} here"
         pairs = enumerate(zip(here, new, strict=True))
-        return next((f"[{i}]{words}" for i, pair in pairs if (words := _unlike(*pair))), "")
+        return next((f"[{i}]{words}" for i, pair in pairs if (words := _unlike(*pair, budget))), "")
     if kind in _SETS and other in _SETS:
         # Sorted the same way, whatever order they have.
-        return _unlike(orderless({*here})[1], orderless({*new})[1])
+        return _unlike(orderless({*here})[1], orderless({*new})[1], budget)
     if kind in _NUMBERS and other in _NUMBERS:
         is_same = here == new or (here != here and new != new)
     else:
@@ -165,11 +185,13 @@ def _unlike(here: Any, new: Any) -> str:
     return "" if is_same else f" is {shown(here)} there, and {shown(new)} here"
 
 
-def _unlike_members(here: dict[Any, Any], new: dict[Any, Any], keys: Sequence[Any]) -> str:
+def _unlike_members(
+    here: dict[Any, Any], new: dict[Any, Any], keys: Sequence[Any], budget: list[int]
+) -> str:
     for key in keys:
         path = f"[{shown(key)}]"
         if key not in here or key not in new:
             return f"{path} is {'missing there' if key not in here else 'missing here'}"
-        if words := _unlike(here[key], new[key]):
+        if words := _unlike(here[key], new[key], budget):
             return path + words
     return ""

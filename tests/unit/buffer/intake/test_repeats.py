@@ -21,6 +21,7 @@ from experience_buffer_server.buffer.intake.push_reading import Outcome, Push
 from experience_buffer_server.store.memory import MemoryStore
 from tests.unit.buffer_verbs import consume
 from tests.unit.builders import World, begun, eid, experience, push, uid
+from tests.unit.work import counted_lines
 
 MESSAGES = [{"role": "user", "content": "hi"}, {"role": "user", "content": "again"}]
 INFO = {"a": {"x": 1.0, "y": [1, 2]}, "b": "user", "c": (3, 4), "d": {5, 6}}
@@ -129,6 +130,26 @@ async def test_other_content_is_a_conflict_that_names_the_field(
     assert (outcome.status, outcome.reason) == ("refused", "conflict")
     assert words in outcome.message
     assert "is stored with other content" in outcome.message
+
+
+async def test_what_is_larger_than_it_looks_takes_no_time(world: World) -> None:
+    """Lists in two places each: a million values in a few hundred bytes."""
+
+    def laughs(last: str) -> Any:
+        found: Any = [last]
+        for _ in range(15):
+            found = [found, found]
+        return found
+
+    first = pushed(rollout(info={"a": laughs("ha")}))
+    second = pushed(rollout(info={"b": 1, "a": laughs("ha")}))
+    buffer = await world.holding(first, group_by="none")
+    with counted_lines() as lines:
+        outcome = await again(buffer, second)
+        assert "its info has more values than are compared" in outcome.message
+        await consume(buffer)
+        assert (await again(buffer, second)).reason == "conflict"
+    assert lines.num < 1_500_000
 
 
 async def test_another_task_may_hide_behind_a_uid(world: World) -> None:
