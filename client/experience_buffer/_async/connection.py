@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 
 from experience_buffer._async.primitives import Closing, is_cancelling
-from experience_buffer._messages import calls, push_bytes
+from experience_buffer._messages import calls, fields, push_bytes
 from experience_buffer._transport import channel as _channel
 from experience_buffer._transport.retry import Attempts
 from experience_buffer._transport.settings import GIVE_UP_SECONDS, ClientSettings, closed_error
@@ -78,10 +78,10 @@ class AsyncConnection(Closing, ClientSettings):
         *,
         idempotent: bool = True,
         timeout: float | None = None,
-        **fields: Any,
+        **values: Any,
     ) -> T:
         """Call a method whose request has these fields."""
-        call = calls.call_of(method, parse, idempotent=idempotent, **fields)
+        call = calls.call_of(method, parse, idempotent=idempotent, **values)
         return await self._run(call, timeout)
 
     async def _run(self, call: calls.Call[T], timeout: float | None = None) -> T:
@@ -103,7 +103,7 @@ class AsyncConnection(Closing, ClientSettings):
                     raise closed_error("client") from None
                 raise
             delay = self._delay_after(
-                failure, attempts, idempotent=call.idempotent, what=call.method
+                failure, attempts, idempotent=call.idempotent, what=fields.verb(call.method)
             )
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopped.wait(), delay)

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 import grpc
 
-from experience_buffer._messages import calls, push_bytes
+from experience_buffer._messages import calls, fields, push_bytes
 from experience_buffer._sync.primitives import Closing
 from experience_buffer._transport import channel as _channel
 from experience_buffer._transport.retry import Attempts
@@ -59,10 +59,10 @@ class Connection(Closing, ClientSettings):
         *,
         idempotent: bool = True,
         timeout: float | None = None,
-        **fields: Any,
+        **values: Any,
     ) -> T:
         """Call a method whose request has these fields."""
-        call = calls.call_of(method, parse, idempotent=idempotent, **fields)
+        call = calls.call_of(method, parse, idempotent=idempotent, **values)
         return self._run(call, timeout)
 
     def _run(self, call: calls.Call[T], timeout: float | None = None) -> T:
@@ -77,7 +77,7 @@ class Connection(Closing, ClientSettings):
             except ExperienceBufferError as error:
                 failure = error
             delay = self._delay_after(
-                failure, attempts, idempotent=call.idempotent, what=call.method
+                failure, attempts, idempotent=call.idempotent, what=fields.verb(call.method)
             )
             if self._stopped.wait(delay):
                 raise closed_error("client") from failure

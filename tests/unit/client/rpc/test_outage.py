@@ -29,9 +29,9 @@ def flush(client: Any) -> None:
 
 
 WAITS: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "push": ("Push", lambda client: client.push([experience(1)])),
-    "sample": ("Sample", lambda client: client.sample(1, timeout=2.0)),
-    "ask": ("GetStats", lambda client: client.get_stats()),
+    "push": ("push", lambda client: client.push([experience(1)])),
+    "sample": ("sample", lambda client: client.sample(1, timeout=2.0)),
+    "ask": ("get_stats", lambda client: client.get_stats()),
     "writer": ("writer to buffer 'math'", flush),
     "stream": (
         "sample stream of buffer 'math'",
