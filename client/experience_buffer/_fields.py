@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 
 from experience_buffer._arguments import shown
-from experience_buffer._codec.item import DTYPE_NAMES
 from experience_buffer._codec.safetensors import TensorView
 from experience_buffer._dense import convert
 from experience_buffer._dense.rules import ANY, RULES, Rule, refusal
@@ -56,6 +55,8 @@ class CustomField:
     data_type: torch.dtype | str
 
     def __post_init__(self) -> None:
+        from experience_buffer._codec.item import DTYPE_NAMES  # Here, since few have such fields.
+
         if str(self.data_type) not in DTYPE_NAMES:
             raise refusal(
                 "data_type",

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from experience_buffer import _payloads, _show
+from experience_buffer import _show
 from experience_buffer._codec.limits import DEFAULT_LIMITS
 from experience_buffer._codec.safetensors import TensorView
 from experience_buffer._fields import (
@@ -290,6 +290,9 @@ class Experience:
         Args:
             experiences: Any number.
         """
+        # Here, since the codec takes longer to load than a first experience takes otherwise.
+        from experience_buffer import _payloads
+
         return _payloads.encode(experiences, Experience)
 
     @classmethod
@@ -299,6 +302,8 @@ class Experience:
         Args:
             data: The payload.
         """
+        from experience_buffer import _payloads
+
         return _payloads.decode(data, Experience, limits=DEFAULT_LIMITS)
 
     def __repr__(self) -> str:
