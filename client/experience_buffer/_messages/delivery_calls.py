@@ -19,6 +19,7 @@ from experience_buffer.values import PriorityResult
 
 BAD_PRIORITY: Final = "updates.priority"
 """What an error is about that refuses some priorities: all others are set."""
+_MAX_GENERATION: Final = 2**64 - 1
 MAX_UPDATES: Final = 10_000
 """Priorities in one request."""
 Priorities: TypeAlias = Mapping[str, float] | Iterable[tuple[str, float] | tuple[str, float, int]]
@@ -130,6 +131,12 @@ def join_priorities(results: Iterable[PriorityResult]) -> PriorityResult:
 
 
 def _update(index: int, entry: Any) -> pb.PriorityUpdate:
+    if type(entry) is tuple and 2 <= len(entry) <= 3:
+        uid, priority, generation = (*entry, 0)[:3]
+        kinds = (type(uid), type(priority), type(generation))
+        if kinds == (str, float, int) and uid.isascii() and 0 <= generation <= _MAX_GENERATION:
+            # As most are: nothing has to be said.
+            return pb.PriorityUpdate(uid=uid, priority=priority, generation=generation)
     where = f"priorities[{index}]"
     parts = listed(where, entry, _ENTRIES)
     if not 2 <= len(parts) <= 3:
@@ -141,7 +148,7 @@ def _update(index: int, entry: Any) -> pb.PriorityUpdate:
         # What is no priority is the server's to refuse: the others are set.
         priority=as_number(f"{where} of {shown(uid)}", priority, _ENTRIES, is_any=True),
         generation=as_whole(
-            f"{where}'s generation", generation, least=0, most=2**64 - 1, wanted=_ENTRIES
+            f"{where}'s generation", generation, least=0, most=_MAX_GENERATION, wanted=_ENTRIES
         ),
     )
 

@@ -120,9 +120,13 @@ def plain(name: str, value: Any, field: Any) -> Any:
     Raises:
         InvalidRequestError: The field can't hold it.
     """
-    kind = field.cpp_type
+    kind, given = field.cpp_type, type(value)
+    if kind == FieldDescriptor.CPPTYPE_STRING and given is str and value.isascii():
+        return value  # As most are: what to give instead needn't be said.
     if kind in _RANGES:
         least, most = _RANGES[kind]
+        if given is int and least <= value <= most:
+            return value
         return _arguments.as_whole(name, value, least=least, most=most, wanted=wanted(field))
     if kind == FieldDescriptor.CPPTYPE_STRING:
         return _arguments.as_text(name, value, wanted(field))
