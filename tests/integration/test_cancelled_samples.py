@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from experience_buffer import AsyncClient, CallCancelledError, Client, DeadlineExceededError
+from experience_buffer._async.primitives import Answer
 from experience_buffer._messages import delivery_calls
 from experience_buffer._sync.connection import Connection
 from tests.integration.buffers import create, stats, trainer
@@ -113,6 +114,21 @@ def test_closing_a_client_ends_its_calls_on_the_server_too(
     assert len(failed) == 1
     client.push([experience(0, 0)], buffer=name)
     assert trainer(client, name).num_leased_units == 0
+
+
+@pytest.mark.parametrize("num_turns", range(6))
+async def test_a_cancellation_that_comes_with_an_answer_is_not_lost(num_turns: int) -> None:
+    answer = Answer[int]()
+    waiting = asyncio.create_task(answer.wait(10.0))
+    await asyncio.sleep(0)
+    answer.set(1)
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
+    if waiting.cancel():
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    else:
+        assert await waiting == 1
 
 
 async def test_streams_that_are_cancelled_leave_nothing(

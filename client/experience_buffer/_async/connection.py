@@ -106,7 +106,8 @@ class AsyncConnection(Closing, ClientSettings):
                 failure, attempts, idempotent=call.idempotent, what=fields.verb(call.method)
             )
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopped.wait(), delay)
+                async with asyncio.timeout(delay):
+                    await self._stopped.wait()
             if self._closed:
                 raise closed_error("client") from failure
 

@@ -131,8 +131,10 @@ class Answer(Generic[T]):
         Raises:
             TimeoutError: It isn't there in time.
         """
-        # Shielded: who waits no longer doesn't end it for the others.
-        return await asyncio.wait_for(asyncio.shield(self._future), timeout)
+        # Shielded: who waits no longer doesn't end it for the others. Not `asyncio.wait_for`, which
+        # swallows a cancellation that comes with the answer (before Python 3.12).
+        async with asyncio.timeout(timeout):
+            return await asyncio.shield(self._future)
 
 
 class Outbox(Generic[T]):
