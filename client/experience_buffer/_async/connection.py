@@ -118,7 +118,8 @@ class AsyncConnection(Closing, ClientSettings):
         self._leasing.append(give_up)
         try:
             return await self._run(call, timeout)
-        except ExperienceBufferError as error:
+        except (ExperienceBufferError, GeneratorExit) as error:
+            # A refusal leases nothing, and a task whose loop is gone says nothing any more.
             if isinstance(error, DeadlineExceededError):
                 self._tell(give_up)
             raise
