@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 from experience_buffer._arguments import shown
 from experience_buffer._codec.safetensors import TensorView
 from experience_buffer._dense import convert
+from experience_buffer._dense.elements import checked
 from experience_buffer._dense.rules import ANY, RULES, Rule, refusal
 from experience_buffer.eid import EID
 
@@ -356,6 +357,10 @@ def info_value(kind: type[T], value: Any, name: str) -> T:
         InvalidRequestError: It is of another kind.
     """
     read, wanted = _READERS[kind]
+    try:
+        value = checked(value)
+    except TypeError as error:
+        raise refusal(name, f"is {error}") from None
     try:
         plain: T = read(value.item() if hasattr(value, "item") else value)
     except Exception:  # The caller's own class, or an array or tensor of several elements.

@@ -101,4 +101,4 @@ def _joined(
 def _ids(name: str, part: TensorLike) -> list[int]:
     """The ids of one part, checked under its name."""
     kept = convert.kept(part, name, RULES["tokens"])
-    return convert.ids(kept)
+    return convert.ids(kept, name)

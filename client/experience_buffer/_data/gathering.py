@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from experience_buffer._codec.item import META_FIELDS, TENSOR_FIELDS
-from experience_buffer._dense.tensors import common_dtype
+from experience_buffer._dense.tensors import common_dtype, plain
 from experience_buffer._packed.exact import exactly, holds
 from experience_buffer._packed.layable import check_ids, token_id
 from experience_buffer._payloads import custom_field, custom_field_entry
@@ -100,18 +100,19 @@ def gather_token_ids(
             aren't integers, or their dtypes have none in common.
     """
     _check_any(experiences)
-    for experience in experiences:
-        check_ids(experience.tokens, where=partial(_element, experience, "tokens"))
+    tokens = _attributes(experiences, "tokens")
+    for experience, each in zip(experiences, tokens, strict=True):
+        check_ids(each, where=partial(_element, experience, "tokens"))
     pad_token_id = token_id(pad_token_id)
-    dtype = reduce(common_dtype, [experience.tokens.dtype for experience in experiences])
+    dtype = reduce(common_dtype, [each.dtype for each in tokens])
     if not holds(dtype, pad_token_id):
         dtype = torch.int64
-    token_ids = experiences[0].tokens.new_full(
+    token_ids = tokens[0].new_full(
         (len(experiences), max_prompt_length + max_response_length), pad_token_id, dtype=dtype
     )
-    for row, experience in zip(token_ids, experiences, strict=True):
+    for row, experience, each in zip(token_ids, experiences, tokens, strict=True):
         start, end = _columns(experience, max_prompt_length, max_response_length)
-        row[start:end] = experience.tokens
+        row[start:end] = each
     return token_ids
 
 
@@ -318,8 +319,15 @@ def _attributes(experiences: Sequence[Experience], name: str) -> list[Tensor]:
             value = experience.extra.get(name)
         if value is None:
             raise ValueError(f"{experience.eid} has no {name}")
-        values.append(value)
+        values.append(_plain(experience, name, value))
     return values
+
+
+def _plain(experience: Experience, name: str, value: Tensor) -> Tensor:
+    try:
+        return plain(value)
+    except TypeError as error:
+        raise ValueError(f"{experience.eid}: {name} is {error}") from None
 
 
 def _row(experience: Experience) -> dict[str, Any]:
@@ -331,10 +339,13 @@ def _row(experience: Experience) -> dict[str, Any]:
     }
     for name in TENSOR_FIELDS:
         value = getattr(experience, name)
-        row[name] = None if value is None else value.tolist()
+        row[name] = None if value is None else _plain(experience, name, value).tolist()
     for name in ("multi_modal_inputs", "extra"):
         tensors = getattr(experience, name) or {}
-        row[name] = {key: value.tolist() for key, value in tensors.items()} or None
+        row[name] = {
+            key: _plain(experience, f"{name}[{key!r}]", value).tolist()
+            for key, value in tensors.items()
+        } or None
     row["custom_fields"] = list(map(custom_field_entry, experience.custom_fields))
     return row
 

@@ -5,7 +5,6 @@ NumPy is imported by what makes arrays, never by importing this module.
 
 from __future__ import annotations
 
-import sys
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,12 +24,6 @@ _BUFFER_CODES: Final = {
     **{(kind, size): f"U{8 * size}" for kind in "BHILQ" for size in (1, 2, 4, 8)},
 }
 """Dtype codes by format character and item size of the buffer protocol."""
-
-
-def is_array(value: Any) -> bool:
-    """Whether it is an array of NumPy's; NumPy isn't imported for that."""
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ndarray)
 
 
 def array_view(array: NDArray[Any], where: str, rule: Rule) -> TensorView:

@@ -5,14 +5,13 @@ Torch and NumPy are imported by whoever reads, never by importing this module.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from functools import cache
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from experience_buffer._codec.safetensors import TensorView
-from experience_buffer._dense.arrays import array_of, array_view, buffer_view, is_array
+from experience_buffer._dense.arrays import array_of, array_view, buffer_view
+from experience_buffer._dense.elements import checked, is_array, is_tensor, tensors
 from experience_buffer._dense.lists import list_view, not_a_list, numbers_of
 from experience_buffer._dense.rules import NAMES, RANGES, Rule, refusal, wrong_element, wrong_shape
 
@@ -42,7 +41,7 @@ def kept(value: TensorLike, where: str, rule: Rule) -> Kept:
     """
     if type(value) is TensorView:
         return value
-    found = value if _is_tensor(value) else _copied(value, where, rule)
+    found = value if is_tensor(value) else _copied(value, where, rule)
     if rule.is_ids:
         _check_ids(found, where, rule)
     return found
@@ -52,11 +51,11 @@ def _check_ids(found: Kept, where: str, rule: Rule) -> None:
     if len(found.shape) != 1:
         raise wrong_shape(found.shape, where)
     is_view = type(found) is TensorView
-    if found.dtype in RANGES if is_view else _tensors().is_of_integers(found):
+    if found.dtype in RANGES if is_view else tensors().is_of_integers(found):
         return
     dtype = NAMES[found.dtype] if is_view else found.dtype
     reason = f"{dtype}; {rule.wanted}, of an integer dtype"
-    values = numbers_of(found) if is_view else _tensors().numbers_of(found)
+    values = numbers_of(found) if is_view else tensors().numbers_of(found)
     if not values:
         raise refusal(where, f"is of {reason}")
     place = next((place for place, value in enumerate(values) if value % 1), 0)
@@ -74,13 +73,22 @@ def view_of(kept: Kept, where: str, rule: Rule) -> TensorView:
         return kept
     if is_array(kept):
         return array_view(kept, where, rule)
-    view: TensorView = _tensors().memory_view(kept)
+    view: TensorView = tensors().memory_view(kept)
     return view
 
 
-def ids(kept: Kept) -> list[int]:
-    """The token ids that are kept, as a list."""
-    found: list[int] = numbers_of(kept) if type(kept) is TensorView else kept.tolist()
+def ids(kept: Kept, where: str) -> list[int]:
+    """The token ids that are kept, as a list.
+
+    Raises:
+        InvalidRequestError: Those of a tensor can't be read.
+    """
+    if type(kept) is TensorView:
+        return numbers_of(kept)
+    try:
+        found: list[int] = checked(kept).tolist()
+    except TypeError as error:
+        raise refusal(where, f"is {error}") from None
     return found
 
 
@@ -111,14 +119,6 @@ def torch_dtype(name: str) -> Any:
 
 
 @cache
-def _tensors() -> ModuleType:
-    """What handles tensors; imported where there is one."""
-    from experience_buffer._dense import tensors
-
-    return tensors
-
-
-@cache
 def _torch() -> Any:
     """Torch; None where it isn't installed."""
     try:
@@ -133,7 +133,7 @@ def _torch() -> Any:
 @cache
 def _reader() -> Callable[[TensorView], Any]:
     if _torch() is not None:
-        make: Callable[[TensorView], Any] = _tensors().tensor_of
+        make: Callable[[TensorView], Any] = tensors().tensor_of
         return make
     try:
         import numpy  # noqa: F401
@@ -162,9 +162,3 @@ def _copied(value: Any, where: str, rule: Rule) -> TensorView:
         if isinstance(value, Sequence):
             return list_view(list(value), where, rule)
         raise not_a_list(value, where, rule) from None
-
-
-def _is_tensor(value: Any) -> TypeGuard[Tensor]:
-    """Whether it is torch's; where torch isn't loaded, nothing is."""
-    tensor_class = getattr(sys.modules.get("torch"), "Tensor", None)
-    return tensor_class is not None and isinstance(value, tensor_class)

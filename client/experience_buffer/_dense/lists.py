@@ -9,7 +9,15 @@ from numbers import Integral, Real
 from typing import Any, Final
 
 from experience_buffer._codec.safetensors import ITEM_BYTES, TensorView
-from experience_buffer._dense.rules import NAMES, RANGES, Rule, refusal, wrong_element
+from experience_buffer._dense.elements import checked
+from experience_buffer._dense.rules import (
+    NAMES,
+    RANGES,
+    Rule,
+    element_at,
+    refusal,
+    wrong_element,
+)
 
 _FORMATS: Final = {
     **{f"I{8 * size}": letter for size, letter in zip((1, 2, 4, 8), "bhiq", strict=True)},
@@ -66,7 +74,10 @@ def _flattened(
         if found <= {"int", "float", "bool"}:
             return shape, flat, kinds
         if "array" in found:  # Or a tensor: of one element, or of a row.
-            flat = [_listed(each) if kinds[type(each)] == "array" else each for each in flat]
+            flat = [
+                _listed(each, where, shape, index) if kinds[type(each)] == "array" else each
+                for index, each in enumerate(flat)
+            ]
             continue
         if found != {"list"}:
             nested = ("int", "float", "bool") if "list" in found else ()
@@ -95,11 +106,11 @@ def _kind(kind: type) -> str:
 _NUMPY_BOOLS: Final = ("bool", "bool_")
 
 
-def _listed(value: Any) -> Any:
+def _listed(value: Any, where: str, shape: tuple[int, ...], index: int) -> Any:
     try:
-        return value.tolist()
-    except RuntimeError:  # Torch's, of a tensor without elements.
-        return None
+        return checked(value).tolist()
+    except TypeError as error:
+        raise refusal(element_at(where, shape, index), f"is {error}") from None
 
 
 def _refuse_first(

@@ -74,8 +74,13 @@ def wrong_element(
         index: Where it is, counted over all dimensions.
         reason: What is wrong with it, and what to do.
     """
+    return refusal(element_at(where, shape, index), f"is {value!r:.80}{reason}")
+
+
+def element_at(where: str, shape: Sequence[int], index: int) -> str:
+    """Name one of many; `index` is counted over all dimensions."""
     path = ""
     for size in reversed(shape):
         index, place = divmod(index, max(size, 1))
         path = f"[{place}]{path}"
-    return refusal(f"{where}{path}", f"is {value!r:.80}{reason}")
+    return f"{where}{path}"

@@ -53,13 +53,13 @@ def memory_view(tensor: Tensor) -> TensorView:
     code = _CODES.get(tensor.dtype)
     if code is None:
         raise TypeError(f"a tensor of {tensor.dtype}; send a dense one of a common dtype")
-    dense = _dense(tensor)
-    num_bytes = dense.nbytes
-    if (not num_bytes or dense.dim() > MAX_DIMENSIONS) and (reason := too_large(dense.shape)):
+    owner = dense(tensor)
+    num_bytes = owner.nbytes
+    if (not num_bytes or owner.dim() > MAX_DIMENSIONS) and (reason := too_large(owner.shape)):
         raise TypeError(reason)
-    memory = _Memory.from_address(dense.data_ptr())
-    memory.owner = dense
-    return TensorView(code, dense.size(), memoryview(memory)[:num_bytes])
+    memory = _Memory.from_address(owner.data_ptr())
+    memory.owner = owner
+    return TensorView(code, owner.size(), memoryview(memory)[:num_bytes])
 
 
 def tensor_of(view: TensorView) -> Tensor:
@@ -86,8 +86,8 @@ def numbers_of(tensor: Tensor) -> list[Any]:
     if tensor.is_complex():
         return []
     try:
-        values: list[Any] = tensor.flatten().tolist()
-    except RuntimeError:
+        values: list[Any] = dense(tensor).flatten().tolist()
+    except (TypeError, RuntimeError):  # RuntimeError: of a dtype that Python hasn't.
         return []
     return values
 
@@ -112,8 +112,34 @@ def common_dtype(one: torch.dtype, other: torch.dtype) -> torch.dtype:
         return torch.int64
 
 
-def _dense(tensor: Tensor) -> Tensor:
+def dense(tensor: Tensor) -> Tensor:
     """A tensor of plain memory with these elements, row by row; the same one if it is that.
+
+    Raises:
+        TypeError: They can't be read.
+    """
+    tensor = plain(tensor)
+    try:
+        if not tensor.is_cpu:
+            tensor = tensor.cpu()
+            _check_storage(tensor)
+        if tensor.is_complex():
+            tensor = tensor.resolve_conj()
+        if tensor.is_neg():
+            tensor = tensor.resolve_neg()
+        found = tensor.contiguous()
+        if found is not tensor:
+            # Where a mode of torch's is on, a new one may be of any kind.
+            if type(found) is not Tensor:
+                raise TypeError(f"a tensor that becomes a {type(found).__name__} when it is copied")
+            _check_storage(found)
+    except RuntimeError as error:
+        raise _unreadable(error) from None
+    return found
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """A tensor of torch's own class with these elements, where they are; the same one if it is that.
 
     Raises:
         TypeError: They can't be read.
@@ -124,26 +150,19 @@ def _dense(tensor: Tensor) -> Tensor:
     if tensor.layout is not torch.strided or tensor.is_nested:
         layout = "nested" if tensor.is_nested else tensor.layout
         raise TypeError(f"a tensor of layout {layout}; send a dense one, such as to_dense() makes")
+    if tensor.is_meta:
+        raise TypeError("a tensor on the device meta, which has no elements; send one that has")
     try:
-        if not tensor.is_cpu:
-            if tensor.is_cuda:
-                _check_storage(tensor)
-            tensor = tensor.cpu()
-        _check_storage(tensor)
-        if tensor.is_complex():
-            tensor = tensor.resolve_conj()
-        if tensor.is_neg():
-            tensor = tensor.resolve_neg()
-        dense = tensor.contiguous()
-        if dense is not tensor:
-            # Where a mode of torch's is on, a new one may be of any kind.
-            if type(dense) is not Tensor:
-                raise TypeError(f"a tensor that becomes a {type(dense).__name__} when it is copied")
-            _check_storage(dense)
+        if tensor.is_cpu or tensor.is_cuda:
+            _check_storage(tensor)
     except RuntimeError as error:
-        reason = str(error).partition("\n")[0]
-        raise TypeError(f"a tensor whose elements can't be read here ({reason:.120})") from None
-    return dense
+        raise _unreadable(error) from None
+    return tensor
+
+
+def _unreadable(error: RuntimeError) -> TypeError:
+    reason = str(error).partition("\n")[0]
+    return TypeError(f"a tensor whose elements can't be read here ({reason:.120})")
 
 
 def _check_storage(tensor: Tensor) -> None:
@@ -185,12 +204,12 @@ def _unwrapped(tensor: Tensor) -> Tensor:
             return tensor.as_subclass(Tensor)
     collectives = sys.modules.get("torch.distributed._functional_collectives")
     if collectives is not None and isinstance(tensor, collectives.AsyncCollectiveTensor):
-        return _dense(tensor.wait())
+        return plain(tensor.wait())
     distributed = sys.modules.get("torch.distributed.tensor")
     if distributed is not None and isinstance(tensor, distributed.DTensor):
         if not all(placement.is_replicate() for placement in tensor.placements):
             raise TypeError(f"a DTensor, whose elements lie on several ranks; {_FINISH}")
-        return _dense(tensor.to_local())
+        return plain(tensor.to_local())
     raise TypeError(
         f"a {kind.__name__}, whose elements only its class can read; send a plain tensor of them"
     )

@@ -14,6 +14,7 @@ from experience_buffer._codec import safetensors
 from experience_buffer._codec.item import META_FIELDS
 from experience_buffer._codec.safetensors import TensorView
 from experience_buffer._dense import convert
+from experience_buffer._dense.elements import checked
 from experience_buffer._dense.rules import ANY, RULES
 from experience_buffer._fields import INFO_INPUTS, info_value
 from experience_buffer._messages import push_split
@@ -77,7 +78,7 @@ def _annotation(uid: str, fields: Mapping[str, Any]) -> pb.Annotation:
     info: dict[str, Any] = {}
     for name, given in entries:
         path = f"{where}[{shown(name)}]"
-        value = _unwrapped(given)
+        value = _unwrapped(given, path)
         name = str.__str__(name) if isinstance(name, str) else name
         if name == "reward":
             message.reward = info_value(float, value, path)
@@ -144,7 +145,7 @@ def _add(info: dict[str, Any], name: str, value: Any, path: str) -> None:
 
 def _plain(value: Any, path: str, depth: int) -> Any:
     """Check that a struct can hold a value as it is, and unwrap scalars of NumPy and torch."""
-    value = _unwrapped(value)
+    value = _unwrapped(value, path)
     if isinstance(value, int) and abs(value) > _MAX_EXACT:
         raise _error(path, value, "an integer of at most 2**53, or text")
     if isinstance(value, int) and not isinstance(value, bool):
@@ -163,13 +164,23 @@ def _plain(value: Any, path: str, depth: int) -> Any:
     raise _error(path, value, f"numbers, texts, and lists and dicts of them, {_MAX_DEPTH} deep")
 
 
-def _unwrapped(value: Any) -> Any:
+def _unwrapped(value: Any, path: str) -> Any:
     """Python's value of a NumPy scalar or of a tensor without dimensions."""
     if isinstance(value, str):
         return str.__str__(value)
     try:
-        return value.item() if value.shape == () else value
+        has_one = value.shape == ()
     except Exception:  # Most have no shape; the caller's own class may fail at anything.
+        return value
+    if not has_one:
+        return value
+    try:
+        value = checked(value)
+    except TypeError as error:
+        raise InvalidRequestError(f"{path} is {error}", subject=path) from None
+    try:
+        return value.item()
+    except Exception:  # The caller's own class.
         return value
 
 

@@ -10,11 +10,12 @@ import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from experience_buffer import EID, Experience, TrxpError
+from experience_buffer import EID, Experience, InvalidRequestError, TrxpError
 from experience_buffer._dense.tensors import tensor_view
 
 HEAD = """
@@ -87,7 +88,7 @@ one(funcol.all_gather_tensor(torch.arange(4.0), 0, dist.group.WORLD))""",
     ),
     "meta": (
         "one(torch.ones(4, device='meta'))",
-        "elements can't be read here (Cannot copy out of",
+        "a tensor on the device meta, which has no elements",
     ),
     "nested": (
         "one(torch.nested.nested_tensor([torch.ones(2), torch.ones(2)]))",
@@ -159,9 +160,14 @@ print(json.dumps(ends))
 @pytest.fixture(scope="module")
 def ends() -> dict[str, tuple[str, int]]:
     """What each case said, and how its process ended."""
+    return run(HEAD, {case: code for case, (code, _) in CASES.items()})
+
+
+def run(head: str, cases: dict[str, str]) -> dict[str, tuple[str, int]]:
+    """Run each case in a process of its own, forked from one that has run the head."""
     done = subprocess.run(
-        [sys.executable, "-c", HEAD + EACH],
-        input=json.dumps({case: code for case, (code, _) in CASES.items()}),
+        [sys.executable, "-c", head + EACH],
+        input=json.dumps(cases),
         capture_output=True,
         check=True,
         text=True,
@@ -185,6 +191,73 @@ def test_a_tensor_without_memory_of_its_own_ends_no_process(
         else:
             assert line.startswith(name)
             assert CASES[case][1] in line
+
+
+WAYS = {
+    "reward": "Experience(tokens=[1, 2], prompt_length=1, reward=make(()))",
+    "prompt_length": "Experience(tokens=[1, 2], prompt_length=make((), torch.int64))",
+    "prompt": "Experience(prompt=make(2, torch.int64), response=[1])",
+    "tokens": "Experience(tokens=make(2), prompt_length=1)",
+    "logprobs[0]": "Experience(tokens=[1, 2], prompt_length=1, logprobs=[make(())])",
+    "extra['x'][0]": "Experience(tokens=[1, 2], prompt_length=1, extra={'x': [make(2)]})",
+    "baseline_reward": "Experience(tokens=[1, 2], prompt_length=1, baseline_reward=make(()))",
+    "annotations['u']['reward']": "annotate({'u': {'reward': make(())}})",
+    "annotations['u']['x']": "annotate({'u': {'x': make(())}})",
+    "annotations['u']['values']": "annotate({'u': {'values': make(2)}})",
+    "logprobs is": "gather_response_attrs([with_logprobs(make(2))], 'logprobs', 2)",
+    "tokens is": "gather_token_ids([with_tokens(make(2, torch.int64))], 1, 1, 0)",
+}
+"""What reads elements, by what the error names."""
+UNREADABLE = {
+    "freed": "made.untyped_storage().resize_(0)",
+    "freed in part": "made.untyped_storage().resize_(1)",
+    "meta": "made = made.to('meta')",
+    "masked": "made = torch.masked.masked_tensor(made, torch.ones_like(made, dtype=torch.bool))",
+    "fake": "made = FakeTensorMode().from_tensor(made)",
+}
+READING = """
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from experience_buffer import EID, ClientOptions, Experience
+from experience_buffer._messages import annotate as annotations
+from experience_buffer.collation import gather_response_attrs, gather_token_ids
+def annotate(given):
+    annotations.requests(given, buffer="b", options=ClientOptions())
+def with_logprobs(tensor):
+    return Experience(tokens=[1, 2, 3], prompt_length=1, logprobs=tensor)
+def with_tokens(tensor):
+    return Experience(tokens=tensor, prompt_length=1)
+"""
+
+
+def test_no_element_is_read_that_is_not_there() -> None:
+    cases = {
+        f"{kind}: {way}": f"""
+def make(shape, dtype=torch.float32):
+    made = torch.ones(shape, dtype=dtype)
+    {break_it}
+    return made
+try:
+    {code}
+except ValueError as error:
+    print(error)
+"""
+        for kind, break_it in UNREADABLE.items()
+        for way, code in WAYS.items()
+    }
+    ends = run(READING, cases)
+    for case, (said, code) in ends.items():
+        way = case.partition(": ")[2]
+        assert code == 0, case
+        assert way in said, (case, said)
+        assert " is a" in said or " is of" in said, (case, said)
+        assert "Traceback" not in said, (case, said)
+
+
+def test_a_masked_element_of_numpys_is_no_number() -> None:
+    masked: dict[str, Any] = {"reward": np.ma.masked}
+    with pytest.raises(InvalidRequestError, match="reward is masked"):
+        Experience(tokens=[1, 2], prompt_length=1, **masked)
 
 
 class Named(Tensor):

@@ -248,7 +248,7 @@ def test_a_reward_is_a_number_or_what_holds_one(value: Any, expected: object) ->
     "value",
     [
         *("0.5", b"1", [0.5], 1j, 10**400, 2**53 + 1, object()),
-        *(torch.ones(2), np.ones(2), torch.ones((), device="meta"), np.array("x")),
+        *(torch.ones(2), np.ones(2), np.array("x")),
     ],
 )
 def test_what_is_no_number_is_no_reward(value: Any) -> None:
