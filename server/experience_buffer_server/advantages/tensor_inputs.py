@@ -19,6 +19,7 @@ from experience_buffer_server.advantages.arrays.decoding import (
     bad_places,
     decode_mask,
     decode_numbers,
+    odd_marks,
 )
 from experience_buffer_server.advantages.arrays.values import (
     FLOAT_DTYPES,
@@ -76,16 +77,14 @@ def mask_problem(code: str, data: Raw) -> str:
     """Say why an action mask isn't one, and what to send; empty where it is."""
     if code not in MASK_DTYPES:
         return f"action_mask has dtype {code}; send one of {', '.join(MASK_DTYPES)}"
-    if code not in FLOAT_DTYPES:
-        return ""
-    marks = decode_numbers(data, code)
-    # A token is trained on or it isn't: what lies between is somebody's weight.
-    odd = np.flatnonzero((marks != 0) & (marks != 1))
+    # A token is trained on or it isn't: anything else is somebody's weight, label or padding.
+    odd = odd_marks(data, code)
     if not odd.size:
         return ""
     place = int(odd[0])
+    mark = float(decode_numbers(data, code)[place])
     return (
-        f"action_mask is {float(marks[place])!r} at response token {place}; send 1 where a token is "
+        f"action_mask is {mark if code in FLOAT_DTYPES else int(mark)} at response token {place}; send 1 where a token is "
         "trained on and 0 where it isn't"
     )
 

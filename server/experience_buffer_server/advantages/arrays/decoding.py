@@ -38,6 +38,21 @@ def decode_mask(data: Raw, code: str) -> Mask:
     return valid.view(np.uint8)
 
 
+def odd_marks(data: Raw, code: str) -> NDArray[np.int64]:
+    """Where an element of a mask is neither 0 nor 1, ascending; `code` is one of `MASK_DTYPES`.
+
+    A boolean is one of them, whatever its byte is.
+    """
+    if code == "BOOL" or not len(data):
+        return np.zeros(0, dtype=np.int64)
+    if code in FLOAT_DTYPES:
+        numbers = decode_numbers(data, code)
+        return np.flatnonzero((numbers != 0) & (numbers != 1))
+    # Read without a sign, those below 0 are large.
+    words: NDArray[Any] = np.frombuffer(data, dtype=_MASK_WORDS[MASK_DTYPES[code]])
+    return np.flatnonzero(words > 1) if words.max() > 1 else np.zeros(0, dtype=np.int64)
+
+
 def decode_numbers(data: Raw, code: str) -> Numbers:
     """The numbers, shape [D]; float64 of float64 and of integers, else float32.
 

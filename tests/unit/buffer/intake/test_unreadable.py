@@ -100,6 +100,16 @@ def test_a_mask_says_yes_or_no(dtype: torch.dtype, mark: float) -> None:
     assert message.startswith(f"action_mask is {mark} at response token 2; send 1 where")
 
 
+@pytest.mark.parametrize("dtype", WHOLE[1:], ids=str)
+@pytest.mark.parametrize("mark", [2, 127, -1, -100])
+def test_a_mask_is_no_label(dtype: torch.dtype, mark: int) -> None:
+    """As of labels, of which -100 is not trained on."""
+    marks = torch.tensor([1, 0, mark, 1]).to(dtype)
+    for config in (reading("grpo"), settings()):
+        message = refused(config, rollout(action_mask=marks))
+        assert message.startswith(f"action_mask is {int(marks[2])} at response token 2; send 1")
+
+
 @pytest.mark.parametrize("dtype", ODD, ids=str)
 @pytest.mark.parametrize("name", ["action_mask", *NUMBERS])
 def test_other_dtypes_are_refused_by_name(name: str, dtype: torch.dtype) -> None:

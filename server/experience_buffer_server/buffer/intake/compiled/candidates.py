@@ -17,7 +17,6 @@ from experience_buffer._codec.frame import head_of
 from experience_buffer._codec.safetensors import ITEM_BYTES
 from experience_buffer.eid import EID
 from experience_buffer.trxp import DEFAULT_LIMITS, Limits, TensorView
-from experience_buffer_server.advantages.arrays.values import INTEGER_DTYPES
 from experience_buffer_server.advantages.experience_inputs import INPUT_BITS, Needs
 from experience_buffer_server.advantages.plan.specs import COLUMNS
 from experience_buffer_server.advantages.tensor_inputs import is_all_ones, unreadable
@@ -47,11 +46,8 @@ _PLACES: Final = {name: place for place, name in enumerate(ws.TENSOR_NAMES)}
 _TOKENS: Final = _PLACES["tokens"]
 _MASK: Final = _PLACES["action_mask"]
 _VERSIONS: Final = _PLACES["versions"]
-_PLAIN_MASKS: Final = {
-    -1,
-    *(place for place, code in enumerate(ws.DTYPES) if code in INTEGER_DTYPES),
-}
-"""Dtypes of masks of which every element can be read."""
+_PLAIN_MASKS: Final = {-1, ws.DTYPES.index("BOOL")}
+"""Dtypes of masks of which every element is 0 or 1."""
 _pack_bits = struct.Struct("<q").pack
 _unpack_float = struct.Struct("<d").unpack
 
