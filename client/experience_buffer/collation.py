@@ -181,7 +181,7 @@ def verl_collate(
         max_prompt_length=_length("max_prompt_length", max_prompt_length),
         max_response_length=_length("max_response_length", max_response_length),
         columns=_names("columns", columns),
-        drop=_names("drop", drop),
+        drop=_but_the_mask(drop),
     )
 
 
@@ -215,7 +215,7 @@ def trl_collate(
         max_prompt_length=_length("max_prompt_length", max_prompt_length),
         max_response_length=_length("max_completion_length", max_completion_length),
         columns=_names("columns", columns),
-        drop=_names("drop", drop),
+        drop=_but_the_mask(drop),
     )
 
 
@@ -240,7 +240,7 @@ def areal_collate(
         framework.areal,
         pad_token_id=token_id(pad_token_id),
         columns=_names("columns", columns),
-        drop=_names("drop", drop),
+        drop=_but_the_mask(drop),
     )
 
 
@@ -274,3 +274,15 @@ def _names(name: str, values: Sequence[str]) -> tuple[str, ...]:
             f"{name} is {values!r:.80}; give a list of names: {name}=[{values!r:.80}]", subject=name
         )
     return tuple(values)
+
+
+def _but_the_mask(drop: Sequence[str]) -> tuple[str, ...]:
+    """What to leave out of a framework's batch, which always has a mask."""
+    names = _names("drop", drop)
+    if "action_mask" in names:
+        raise InvalidRequestError(
+            "drop names 'action_mask', of which the mask is made that the framework's loss goes by; "
+            "leave other fields out, or take padded_collate",
+            subject="drop",
+        )
+    return names

@@ -243,8 +243,8 @@ class PackedBatch:
                 `fields`, or without `fields` one that others have; a field has another number of
                 values than the response has tokens (`values` may have one more; where a prompt was
                 truncated, any may have any number); its trailing sizes differ between experiences, or
-                its dtypes have none in common that holds all values; tokens aren't integers; the batch
-                is empty.
+                its dtypes have none in common that holds all values; tokens aren't integers; a mask is
+                neither 0 nor 1; the batch is empty.
         """
         convert.require_torch("padding a batch")
         from experience_buffer._packed import torch_views

@@ -89,7 +89,7 @@ def verl(
         max_response_length=max_response_length,
         drop=drop,
     )
-    response_mask = _action_mask(found, packed)
+    response_mask = _action_mask(found)
     input_ids, attention_mask = found.pop("input_ids").long(), found.pop("attention_mask").long()
     num_prompt = input_ids.shape[1] - response_mask.shape[1]
     batch: dict[str, Any] = {
@@ -128,7 +128,7 @@ def trl(
         max_response_length=max_response_length,
         drop=drop,
     )
-    tool_mask = _action_mask(found, packed)
+    tool_mask = _action_mask(found)
     input_ids, attention_mask = found.pop("input_ids").long(), found.pop("attention_mask").long()
     num_prompt = input_ids.shape[1] - tool_mask.shape[1]
     batch = {
@@ -153,7 +153,7 @@ def areal(
     """Do what `collation.areal_collate` says."""
     packed = as_packed(experiences)
     flat = torch_views.varlen(packed._table, drop=drop)
-    flat["action_mask"] = _action_mask(flat, packed)
+    flat["action_mask"] = _action_mask(flat)
     lengths = flat["cu_seqlens"].diff()
     rows = Padding(torch.zeros_like(lengths), lengths, int(flat["max_seqlen"]))
     input_ids = beside(flat["input_ids"], pad_token_id)
@@ -165,9 +165,9 @@ def areal(
                 lengths
             )
         elif f"{name}.cu_seqlens" in flat or value.dim() != 1:
+            cure = "" if name == "action_mask" else f", or drop=[{name!r}]"
             raise ValueError(
-                f"{name} isn't one number per response token; lay it out with varlen_collate, or "
-                f"drop=[{name!r}]"
+                f"{name} isn't one number per response token; lay it out with varlen_collate{cure}"
             )
         else:
             index = flat["response_index"]
@@ -217,28 +217,17 @@ def _renamed(found: dict[str, Tensor], names: dict[str, str]) -> dict[str, Tenso
     return {names.get(name, name): value for name, value in found.items() if name != "action_mask"}
 
 
-def _action_mask(found: dict[str, Tensor], packed: PackedBatch) -> Tensor:
+def _action_mask(found: dict[str, Tensor]) -> Tensor:
     """The mask of what was laid out, padded or not, as int64.
 
     Raises:
-        ValueError: There is none, since experiences are dpo's, or a value is neither 0 nor 1.
+        ValueError: There is none, since experiences are dpo's.
     """
     mask = found.get("action_mask")
     if mask is None:
         raise ValueError(
             "an experience is dpo's and has no response; make two of it with "
             "collation.split_dpo_experience_to_single_turn"
-        )
-    is_odd = (mask != 0) & (mask != 1)
-    if mask.dtype != torch.bool and is_odd.any():
-        place = is_odd.nonzero()[0].tolist()
-        if mask.dim() == 1:
-            where = _element(packed, found, "action_mask", place)
-        else:
-            where = f"{packed.uids[place[0]]}: action_mask{place[1:]}"
-        raise ValueError(
-            f"{where} is {mask[tuple(place)].item()}; a mask has 1 where the model chose the token, "
-            "else 0: give weights another name"
         )
     return mask.long()
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from experience_buffer._packed.exact import exactly, holds
 from experience_buffer._packed.join import (
     Joined,
+    element_of,
     is_prompt_cut,
     lacking,
     num_having,
@@ -127,6 +128,20 @@ def check_lengths(table: Table, joined: dict[str, Joined], responses: Tensor) ->
                 f"{uid_of(table, index)}: {name} has {int(each.lengths[index])} values, but the "
                 f"response has {int(responses[index])} tokens"
             )
+
+
+def check_mask(table: Table, mask: Joined) -> None:
+    """Check that a mask of numbers is one: the server refuses others, but not all come from it."""
+    if mask.flat.dtype == torch.bool:
+        return
+    is_odd = (mask.flat != 0) & (mask.flat != 1)
+    if is_odd.any():
+        place = is_odd.nonzero()[0].tolist()
+        raise ValueError(
+            f"{element_of(table, 'action_mask', mask.lengths, place)} is "
+            f"{mask.flat[tuple(place)].item()}; a mask has 1 where the model chose the token, else "
+            "0: give weights another name"
+        )
 
 
 def check_routes(table: Table, routes: Joined, lengths: Tensor) -> None:

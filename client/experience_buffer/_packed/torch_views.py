@@ -20,6 +20,7 @@ from experience_buffer._packed.layable import (
     beside,
     check_ids,
     check_lengths,
+    check_mask,
     check_routes,
     names_of,
     token_id,
@@ -84,6 +85,8 @@ def padded(
     joined = {name: joined_field(table, name) for name in names_of(table, fields, drop)}
     responses = tokens.lengths - prompts
     routes = joined.pop(ROUTES, None)
+    if "action_mask" in joined:
+        check_mask(table, joined["action_mask"])
     check_lengths(table, joined, responses)
     num_prompt = _maximum("prompt", max_prompt_length, [("tokens", prompts)], table)
     lengths = [("tokens", responses), *((name, each.lengths) for name, each in joined.items())]
@@ -131,7 +134,9 @@ def varlen(
         _add(batch, name, joined.flat)
         if name == ROUTES:
             check_routes(table, joined, tokens.lengths)
-        if not joined.lengths.equal(responses):
+        if name == "action_mask":
+            check_mask(table, joined)
+        if name == ROUTES or not joined.lengths.equal(responses):
             _add(batch, f"{name}.cu_seqlens", _cumulated(joined.lengths))
     return batch
 

@@ -344,7 +344,6 @@ def test_a_reward_that_would_be_another_is_named(
 # --- what an entry can't hold
 
 
-@pytest.mark.parametrize("maker", ["verl", "trl", "areal"])
 @pytest.mark.parametrize("value", [0.5, 2.0, -1.0, float("nan")])
 def test_a_mask_is_0_or_1(maker: str, form: Callable[..., Any], value: float) -> None:
     members = [rich(run) for run in range(3)]
@@ -355,18 +354,39 @@ def test_a_mask_is_0_or_1(maker: str, form: Callable[..., Any], value: float) ->
         ValueError, match=rf"{members[1].eid.uid}: action_mask\[3\] is {value}; a m"
     ):
         MAKERS[maker]()(form(members))
+    members[1].action_mask = torch.tensor([1, 0, 1, 1, 2])
+    with pytest.raises(ValueError, match=r"action_mask\[4\] is 2; a mask has 1 where"):
+        MAKERS[maker]()(form(members))
     members[1].action_mask = torch.ones(5, dtype=torch.float64)
     batch = MAKERS[maker]()(form(members))
-    assert batch[NAMES[maker]["action_mask"]].dtype == torch.int64
+    name = NAMES.get(maker, {}).get("action_mask", "action_mask")
+    assert batch[name].dtype == (torch.int64 if maker in NAMES else torch.float64)
 
 
-@pytest.mark.parametrize("maker", ["padded", "varlen"])
-def test_a_mask_keeps_its_values(maker: str, form: Callable[..., Any]) -> None:
-    members = [rich(run) for run in range(3)]
-    hold(members[1], action_mask=torch.full((5,), 0.5))
-    found = MAKERS[maker]()(form(members))["action_mask"]
-    assert found.dtype == torch.float32
-    assert (found == 0.5).sum() == 5
+@pytest.mark.parametrize("maker", list(NAMES))
+def test_a_frameworks_batch_has_a_mask(maker: str) -> None:
+    with pytest.raises(InvalidRequestError, match="drop names 'action_mask', of which the mask"):
+        MAKERS[maker](drop=["action_mask"])
+
+
+def test_routes_of_as_many_rows_as_the_response_are_routes(
+    maker: str, form: Callable[..., Any]
+) -> None:
+    members = [
+        Experience(
+            eid=EID(0, 0, run),
+            prompt=[1],
+            response=[2, 3],
+            reward=1.0,
+            routed_experts=[[[4]], [[5]]],
+        )
+        for run in range(2)
+    ]
+    batch = MAKERS[maker]()(form(members))
+    rows = batch["routed_experts"].reshape(2, -1).tolist()
+    assert [row[:2] for row in rows] == [[4, 5], [4, 5]]
+    if maker == "varlen":
+        assert batch["routed_experts.cu_seqlens"].tolist() == [0, 2, 4]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bool, torch.bfloat16])
