@@ -12,6 +12,7 @@ from experience_buffer.v1 import service_pb2
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.read_ahead import fetched
 from experience_buffer_server.buffer.state.entries import Entry
+from experience_buffer_server.buffer.state.group_keys import namesake
 from experience_buffer_server.rpc import messages
 from experience_buffer_server.rpc.batch_assembly import read_payload
 from experience_buffer_server.runtime.tuning import TUNING
@@ -50,7 +51,7 @@ def list_page(buffer: Buffer, request: service_pb2.ListRequest) -> service_pb2.L
     """A page of summaries.
 
     Raises:
-        InvalidRequestError: The page size or token is not valid.
+        InvalidRequestError: The page size or token is not valid, or a key isn't written as it is here.
     """
     size = request.page_size or _DEFAULT_PAGE
     if size > _MAX_PAGE:
@@ -71,6 +72,8 @@ def list_page(buffer: Buffer, request: service_pb2.ListRequest) -> service_pb2.L
     else:
         # Perhaps there is more beyond what was looked at.
         token = str(looked[_MAX_LOOKS - 1].record.seq) if len(looked) > _MAX_LOOKS else ""
+    if not (page or token or request.page_token):
+        _check_key(buffer, request.filter, looked)
     return service_pb2.ListResponse(
         experiences=[messages.summary_message(buffer, entry) for entry in page[:size]],
         next_page_token=token,
@@ -83,7 +86,8 @@ async def delete(buffer: Buffer, request: service_pb2.DeleteRequest) -> service_
     Many go part by part, with everybody else in between; of a group all go at once.
 
     Raises:
-        InvalidRequestError: Neither uids nor a filter are given, or too many uids.
+        InvalidRequestError: Neither uids nor a filter are given, or too many uids, or a key isn't
+            written as it is here; nothing is removed.
         StoreFullError: The removal can't be stored; what came before that is removed.
         BufferNotFoundError: The buffer was deleted meanwhile.
     """
@@ -111,9 +115,30 @@ async def delete(buffer: Buffer, request: service_pb2.DeleteRequest) -> service_
             entries += _matching(buffer, request.filter, looked)
             after = looked[-1].record.seq
             await asyncio.sleep(0)  # Others are answered in between.
+        if not entries:
+            _check_key(buffer, request.filter, itertools.islice(buffer.since(0), _MAX_LOOKS))
     held, response.num_deleted = await buffer.delete(entries)
     response.leased_uids.extend(entry.record.uid for entry in held)
     return response
+
+
+def _check_key(buffer: Buffer, wanted: service_pb2.Filter, entries: Iterable[Entry]) -> None:
+    """Refuse a key under which nothing was found, where a task in it is only written otherwise.
+
+    Raises:
+        InvalidRequestError: One of these entries has it so; the error says how.
+    """
+    if wanted.state:
+        return  # In another one there may be some with the key as it is.
+    records = [entry.record for entry in entries]
+    for name, group_by in {"tid": "task", "rid": "run", "sid": "step"}.items():
+        if not (key := getattr(wanted, name)):
+            continue
+        here = {getattr(record, name) for record in records}
+        if other := namesake(key, group_by, here.__contains__):
+            raise errors.InvalidRequestError(
+                f"buffer {buffer.name!r} holds nothing with {name} {key!r}{other}", subject=name
+            )
 
 
 def _matching(

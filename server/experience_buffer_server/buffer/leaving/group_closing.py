@@ -51,8 +51,7 @@ class Grouping:
         name = self._state.name
         if group is None:
             raise errors.GroupNotFoundError(
-                f"buffer {name!r} holds no member of group {key!r}"
-                f"{namesake(key, self._contents.groups)}",
+                f"buffer {name!r} holds no member of group {key!r}{self._namesake(key)}",
                 subject=key,
             )
         num_members = group.num_members
@@ -102,7 +101,7 @@ class Grouping:
         group = self._contents.groups.get(key)
         if group is not None:
             return await self._tasks.finish(self._drop(group, reason, "group_dropped"))
-        if other := namesake(key, self._contents.groups):
+        if other := self._namesake(key):
             raise errors.GroupNotFoundError(
                 f"buffer {self._state.name!r} holds no member of group {key!r}{other}", subject=key
             )
@@ -114,6 +113,9 @@ class Grouping:
         if group is None:
             return 0
         return await self._tasks.finish(self._drop(group, reason, "group_dropped"))
+
+    def _namesake(self, key: str) -> str:
+        return namesake(key, self._state.settings.group_by, self._contents.groups.get)
 
     def expire(self, now: float) -> None:
         """Close, reduce or drop the groups past their deadline, by the buffer's policy."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 
-from experience_buffer.eid import EID, text_of_key
-from experience_buffer_server.buffer.state.entries import Group, check_uid
+from experience_buffer.eid import EID, task_in_key
+from experience_buffer_server.buffer.state.entries import check_uid
 from experience_buffer_server.store.interface import Record
 
 _KEY_NAMES = {"task": "tid", "run": "rid", "step": "sid"}
@@ -34,12 +34,27 @@ def key_problem(eid: EID, group_by: str) -> str:
     return ""
 
 
-def namesake(key: str, groups: Iterable[Group]) -> str:
-    """A word on a group that somebody may mean who says a key that there isn't; else empty."""
-    for group in groups:
-        if group.row.key != key and text_of_key(group.row.key) == key:
+def namesake(key: str, group_by: str, is_here: Callable[[str], object]) -> str:
+    """A word on the key that somebody may mean who writes a task as it was given; else empty.
+
+    Args:
+        key: A key that isn't here.
+        group_by: What it is of: a task, a run or a step.
+        is_here: Whether there is something with a key.
+    """
+    if check_uid(key):
+        return ""
+    text, end = key, ""
+    if group_by != "task":
+        text, slash, number = key.rpartition("/")
+        end = slash + number
+    parts = text.split("/")
+    for place in range(1, len(parts)):  # Each / may be what ends the batch.
+        batch, task = "/".join(parts[:place]), "/".join(parts[place:])
+        other = f"{batch}/{task_in_key(task)}{end}"
+        if other != key and is_here(other):
             return (
-                f"; {group.row.key!r} is here, whose task has a / that is written %2F in keys: "
-                "say EID(batch, task).tid"
+                f"; {other!r} is here, whose task has a / that is written %2F in keys: "
+                f"say EID(...).{_KEY_NAMES[group_by]}"
             )
     return ""

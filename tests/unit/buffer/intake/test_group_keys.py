@@ -91,3 +91,21 @@ async def test_whoever_says_the_task_as_it_is_is_told_the_key(world: World) -> N
     assert await buffer.drop(EID(0, "eval/1").tid, "no use") == 1
     await buffer.push(push_of(EID("0/eval", 1), EID(0, "eval/1", 1)))
     assert await buffer.drop("0/eval/1", "no use") == 1
+
+
+@pytest.mark.parametrize(
+    "key", ["a/b/c/7", "a%2Fb/c/7", "a/b%2Fc%2F7", "a/b/c", "7", "", "/" * 501]
+)
+async def test_no_other_key_is_suggested(world: World, key: str) -> None:
+    buffer = await world.holding(push_of(EID("a/b", "c/8"), EID("a%2Fb", "c")))
+    with pytest.raises(errors.GroupNotFoundError, match=r"'$"):
+        await buffer.seal(key, 0)
+
+
+@pytest.mark.parametrize(("group_by", "end"), [("task", ""), ("run", "/3"), ("step", "/5")])
+async def test_keys_of_runs_and_steps_are_suggested_too(
+    world: World, group_by: str, end: str
+) -> None:
+    buffer = await world.holding(push_of(EID("a/b", "c/7", 3, 5)), group_by=group_by)
+    with pytest.raises(errors.GroupNotFoundError, match=f"; 'a/b/c%2F7{end}' is here"):
+        await buffer.seal(f"a/b/c/7{end}", 0)
