@@ -151,6 +151,8 @@ class Tensors(MutableMapping[str, "Tensor"]):
         return tensor
 
     def __setitem__(self, name: str, value: TensorLike) -> None:
+        if not isinstance(name, str):
+            raise refusal(self._attribute, f"has the key {shown(name)}; names are texts")
         where = f"{self._attribute}[{name!r}]"
         self._kept[name] = convert.kept(value, where, self._rules.get(name, ANY))
 

@@ -144,12 +144,6 @@ def _kept(experience: Any, index: int) -> list[tuple[str, Any]]:
     found = [(name, kept) for name in TENSOR_FIELDS if (kept := state[name]) is not None]
     images = experience.multi_modal_inputs
     if images:
-        if len(set(map(str, images))) != len(images):
-            raise trxp_error(
-                "two keys, such as 1 and '1', are written alike; use texts",
-                where=f"items[{index}].multi_modal_inputs",
-                item=index,
-            )
         found += [(f"{MULTI_MODAL_PREFIX}{key}", kept) for key, kept in images.kept().items()]
     for name, kept in experience.extra.kept().items():
         if name in TENSOR_FIELDS or name.startswith(MULTI_MODAL_PREFIX):

@@ -13,7 +13,9 @@ FLOAT_DTYPES = {"F16": 2, "BF16": 2, "F32": 4, "F64": 8}
 INTEGER_DTYPES = {
     "BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8,
 }  # fmt: skip
-"""Those of whole numbers."""
+"""Those of whole numbers, and of truths."""
+WHOLE_DTYPES = {code: size for code, size in INTEGER_DTYPES.items() if code != "BOOL"}
+"""Those that ids may have."""
 MASK_DTYPES = INTEGER_DTYPES | FLOAT_DTYPES
 """Those that a mask may have."""
 NUMBER_DTYPES = FLOAT_DTYPES | INTEGER_DTYPES

@@ -17,6 +17,7 @@ from experience_buffer._codec.codec_error import shown
 from experience_buffer.eid import EID
 from experience_buffer.errors import TrxpError
 from experience_buffer.trxp import Item, Limits, TensorView
+from experience_buffer_server.advantages.arrays.values import WHOLE_DTYPES
 from experience_buffer_server.advantages.experience_inputs import (
     BOOTSTRAPPING,
     Needs,
@@ -217,7 +218,7 @@ def _check_numbers(eid: EID) -> str:
 
 
 def _check_shapes(item: Item) -> str:
-    """Mismatched lengths, in words; empty when all agree."""
+    """Mismatched lengths, or routes that are none, in words; empty when all agree."""
     tensors = item.tensors
     tokens = tensors.get("tokens")
     if tokens is None:
@@ -236,6 +237,11 @@ def _check_shapes(item: Item) -> str:
         return (
             f"routed_experts has shape {list(routes.shape)} for {tokens.shape[0]} tokens; send a row "
             "for each token but the last"
+        )
+    if routes is not None and routes.dtype not in WHOLE_DTYPES:
+        return (
+            f"routed_experts has dtype {routes.dtype}; experts are whole numbers: send one of "
+            f"{', '.join(WHOLE_DTYPES)}"
         )
     if "chosen" in tensors or "rejected" in tensors:
         return ""

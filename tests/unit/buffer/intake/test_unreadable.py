@@ -187,6 +187,17 @@ def test_routes_are_of_the_tokens(shape: tuple[int, ...], is_sound: bool) -> Non
         assert f"routed_experts has shape {list(shape)} for 6 tokens" in found.message
 
 
+@pytest.mark.parametrize("dtype", [*WHOLE, *FLOATS, *ODD, torch.uint32, torch.uint64], ids=str)
+def test_routes_are_whole_numbers(dtype: torch.dtype) -> None:
+    found = admitted(settings(), rollout(routed_experts=torch.ones(5, 2, 3).to(dtype)))
+    is_whole = not (dtype in (*FLOATS, *ODD) or dtype == torch.bool)
+    assert isinstance(found, Candidate) == is_whole
+    if not is_whole:
+        assert isinstance(found, Refusal)
+        assert "routed_experts has dtype " in found.message
+        assert "experts are whole numbers: send one of U8, I8" in found.message
+
+
 @pytest.mark.parametrize("name", [name for name in NUMBERS if name != "values"])
 def test_lists_in_info_are_as_long(name: str) -> None:
     for length in (T - 1, T + 1):

@@ -333,6 +333,12 @@ def test_extra_is_a_mapping_of_tensors() -> None:
     assert made(extra=extra).extra["y"] is extra["y"]
 
 
+@pytest.mark.parametrize("attribute", ["extra", "multi_modal_inputs"])
+def test_names_of_tensors_are_texts(attribute: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"{attribute} has the key 1; names are texts"):
+        made(**{attribute: {1: [1.0]}})
+
+
 def test_a_view_of_a_payload_is_kept_as_it_is() -> None:
     payload = made(tokens=[1, 2, 3]).serialize()
     (item,) = trxp.read(payload)

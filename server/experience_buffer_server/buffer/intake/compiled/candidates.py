@@ -17,6 +17,7 @@ from experience_buffer._codec.frame import head_of
 from experience_buffer._codec.safetensors import ITEM_BYTES
 from experience_buffer.eid import EID
 from experience_buffer.trxp import DEFAULT_LIMITS, Limits, TensorView
+from experience_buffer_server.advantages.arrays.values import WHOLE_DTYPES
 from experience_buffer_server.advantages.experience_inputs import INPUT_BITS, Needs
 from experience_buffer_server.advantages.plan.specs import COLUMNS
 from experience_buffer_server.advantages.tensor_inputs import is_all_ones, unreadable
@@ -46,6 +47,9 @@ _PLACES: Final = {name: place for place, name in enumerate(ws.TENSOR_NAMES)}
 _TOKENS: Final = _PLACES["tokens"]
 _MASK: Final = _PLACES["action_mask"]
 _VERSIONS: Final = _PLACES["versions"]
+_ROUTES_DTYPE: Final = ws.PLACES + 3 * _PLACES["routed_experts"]
+_ROUTES: Final = frozenset({-1, *map(ws.DTYPES.index, WHOLE_DTYPES)})
+"""Dtypes of routes, or none."""
 _PLAIN_MASKS: Final = {-1, ws.DTYPES.index("BOOL")}
 """Dtypes of masks of which every element is 0 or 1."""
 _pack_bits = struct.Struct("<q").pack
@@ -111,7 +115,7 @@ class CompiledReader:
         columns: Sequence[str] = () if needs is None else needs.columns
         found = []
         for fact in self._facts[:num_items].tolist():
-            if _unreadable(payload, fact, columns):
+            if fact[_ROUTES_DTYPE] not in _ROUTES or _unreadable(payload, fact, columns):
                 return None
             candidate = self._candidate(
                 head, payload, fact, spans, None if may_lack else needs, newest, is_lent=is_lent
