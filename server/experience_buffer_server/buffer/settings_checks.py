@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from experience_buffer import errors
 from experience_buffer_server.settings.buffer import MAX_CONSUMERS, BufferSettings
-from experience_buffer_server.settings.consumer import Name
+from experience_buffer_server.settings.consumer import NAME_WORDS, Name
 from experience_buffer_server.settings.server import explain
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def check_name(name: str) -> None:
         _NAME.validate_python(name)
     except ValidationError as error:
         raise errors.InvalidRequestError(
-            f"buffer name {name[:_SHOWN_CHARS]!r}: give 1 to 64 letters, digits, '.', '_' and '-'",
+            f"buffer name {name[:_SHOWN_CHARS]!r}: give {NAME_WORDS}",
             subject="config.name",
         ) from error
 

@@ -6,13 +6,18 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AwareDatetime, Field, StringConstraints, model_validator
+from pydantic import AwareDatetime, Field, model_validator
 
-from experience_buffer_server.settings.consumer import Name, Section
+from experience_buffer_server.settings.consumer import Name, Section, spelled
 
 Role = Literal["push", "sample", "operate", "metrics"]
 ROLES: tuple[Role, ...] = ("push", "sample", "operate", "metrics")
-Pattern = Annotated[str, StringConstraints(pattern=r"^([A-Za-z0-9._-]{1,64}\*?|\*)$")]
+Pattern = Annotated[
+    str,
+    spelled(
+        r"[A-Za-z0-9._-]{1,64}\*?|\*", "a buffer's name, the beginning of names and '*', or '*'"
+    ),
+]
 """A buffer's name, the beginning of names and a star, or a star for all."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 

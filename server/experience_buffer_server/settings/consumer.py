@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Annotated, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
-    StringConstraints,
     model_validator,
 )
 
@@ -18,7 +19,26 @@ from experience_buffer_server.sampling.limiter import LimiterPlan
 from experience_buffer_server.sampling.selectors import Selector, SelectorKind, make_selector
 
 MAX_NAME_CHARS = 64
-Name = Annotated[str, StringConstraints(pattern=rf"^[A-Za-z0-9._-]{{1,{MAX_NAME_CHARS}}}$")]
+
+
+def spelled(pattern: str, wanted: str) -> AfterValidator:
+    """A check that a text has a spelling, which says in words what to give.
+
+    Args:
+        pattern: Of the whole text.
+        wanted: What it stands for.
+    """
+
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(f"give {wanted}")
+        return text
+
+    return AfterValidator(check)
+
+
+NAME_WORDS = f"1 to {MAX_NAME_CHARS} letters, digits, '.', '_' and '-'"
+Name = Annotated[str, spelled(rf"[A-Za-z0-9._-]{{1,{MAX_NAME_CHARS}}}", NAME_WORDS)]
 _MAX_COUNT = 2**63
 
 

@@ -12,16 +12,16 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
-    StringConstraints,
     ValidationInfo,
     field_validator,
 )
 
 from experience_buffer_server.advantages import EstimatorSpec
 from experience_buffer_server.advantages.plan import custom
+from experience_buffer_server.settings.consumer import spelled
 
-_NAME_PATTERN = r"^[A-Za-z][A-Za-z0-9_]{0,63}$"
-_FUNCTION_PATTERN = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
+_NAME_PATTERN = r"[A-Za-z][A-Za-z0-9_]{0,63}"
+_FUNCTION_PATTERN = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
 
 
 class EstimatorSettings(BaseModel):
@@ -29,7 +29,7 @@ class EstimatorSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    path: Annotated[str, StringConstraints(pattern=_FUNCTION_PATTERN)]
+    path: Annotated[str, spelled(_FUNCTION_PATTERN, "'module.of:function'")]
     """Where its function is, such as `my_package.advantages:scores`."""
     computes: custom.Computes = "scores"
     """What the function returns: a number per experience, or advantages per token."""
@@ -54,7 +54,9 @@ class EstimatorSettings(BaseModel):
 
 
 EstimatorName = Annotated[
-    str, StringConstraints(pattern=_NAME_PATTERN), AfterValidator(custom.checked_name)
+    str,
+    spelled(_NAME_PATTERN, "a letter, then up to 63 letters, digits and '_'"),
+    AfterValidator(custom.checked_name),
 ]
 Estimators = dict[EstimatorName, EstimatorSettings]
 

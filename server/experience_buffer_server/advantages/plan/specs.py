@@ -7,6 +7,7 @@ the configuration (`custom.py`).
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -122,7 +123,9 @@ def estimator_spec(name: str, custom: Mapping[str, EstimatorSpec] | None = None)
     """
     known = {**ESTIMATORS, **(custom or {})}
     if name not in known:
-        raise ParameterError(f"unknown estimator {name!r}; choose one of {', '.join(known)}")
+        near = difflib.get_close_matches(name.lower(), known, n=1)
+        what = f"did you mean {near[0]!r}? There are" if near else "choose one of"
+        raise ParameterError(f"unknown estimator {name!r}; {what} {', '.join(known)}")
     return known[name]
 
 
