@@ -376,7 +376,7 @@ def test_refusals_and_administration_are_logged_and_counted(changing: Server) ->
     ):
         root.create_buffer(BufferConfig("eval"))
         root.push(group("t", 1), buffer="eval")
-        worker.drop_group("t", buffer="eval", reason="because")
+        worker.drop_group("0/t", buffer="eval", reason="because")
         root.delete_buffer("eval", force=True)
         with pytest.raises(BufferNotFoundError):
             root.delete_buffer("eval")
@@ -397,7 +397,7 @@ def test_refusals_and_administration_are_logged_and_counted(changing: Server) ->
     assert audit_lines(server, **expected, outcome="NOT_FOUND")
     assert audit_lines(server, who="root", method="CreateBuffer", buffer="eval", outcome="OK")
     (dropped,) = audit_lines(server, who="worker", method="DropGroup", buffer="eval")
-    assert dropped["request"] == {"buffer": "eval", "group": "t", "reason": "because"}
+    assert dropped["request"] == {"buffer": "eval", "group": "0/t", "reason": "because"}
     refused = {"message": "refused", "level": "WARNING"}
     assert audit_lines(server, **refused, who="worker", method="DeleteBuffer", reason="role")
     unknown = audit_lines(server, **refused, who="127.0.0.1", method="GetStats")

@@ -47,7 +47,7 @@ def test_a_shortfall_says_why(stub: Stub, name: str) -> None:
     response = sample(stub, name, 2, timeout_seconds=0.3)
     assert not response.experiences
     assert not response.HasField("lease")
-    for part in ("0 of 2 groups", "1 ready of 2", "1 groups incomplete", "'7/partial' has 3 of 5"):
+    for part in ("0 of 2 groups", "1 ready of 2", "1 group incomplete", "'7/partial' has 3 of 5"):
         assert part in response.shortfall
     response = sample(stub, name, 2, min_batch_size=1, timeout_seconds=0.3)
     assert response.num_units == 1

@@ -67,9 +67,7 @@ async def test_a_group_closed_behind_a_failed_push_is_open_again(small: World) -
     assert await take(buffer, 1, "critic") == 0
     await buffer.drain()
     buffer = small.reload(buffer)
-    assert buffer.flow.grouping.describe().startswith(
-        "1 groups incomplete; oldest open group '2/1'"
-    )
+    assert buffer.flow.grouping.describe().startswith("1 group incomplete; oldest open group '2/1'")
     assert await take(buffer, 1, "critic") == 0
     assert await outcomes(buffer, push((1, 0))) == ["stored"]
     lease = await leased(buffer, 1, "critic")

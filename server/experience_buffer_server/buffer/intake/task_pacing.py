@@ -13,8 +13,8 @@ from experience_buffer_server.buffer.intake.placement import Forecast
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.contents import num_deliverable
-from experience_buffer_server.buffer.state.entries import Candidate, check_uid
-from experience_buffer_server.buffer.state.group_keys import group_key
+from experience_buffer_server.buffer.state.entries import Candidate
+from experience_buffer_server.buffer.state.group_keys import group_key, wrong_key
 from experience_buffer_server.sampling.pacing import Reservations, capacity
 from experience_buffer_server.settings.consumer import PacingSettings
 
@@ -117,8 +117,8 @@ class Pacing:
                 subject="groups",
             )
         for key in wanted:
-            if problem := check_uid(key) if key else "it is empty":
-                raise errors.InvalidRequestError(f"group key: {problem}", subject="groups")
+            if problem := wrong_key(key, self._state.settings.group_by):
+                raise errors.InvalidRequestError(problem, subject="groups")
         self.reservations.expire(now)
         if self._state.settings.pacing is None:
             return Reserved(granted=wanted)

@@ -11,10 +11,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from experience_buffer import errors
+from experience_buffer._show import counted
 from experience_buffer_server.buffer.leaving.removal import Removal
 from experience_buffer_server.buffer.state.buffer_state import BufferState
-from experience_buffer_server.buffer.state.entries import Entry, Group, check_uid
-from experience_buffer_server.buffer.state.group_keys import namesake
+from experience_buffer_server.buffer.state.entries import Entry, Group
+from experience_buffer_server.buffer.state.group_keys import namesake, wrong_key
 from experience_buffer_server.buffer.state.group_table import Closing, put_row
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.store.interface import StoreFullError, WriteBatch
@@ -93,9 +94,8 @@ class Grouping:
             StoreFullError: It can't be stored. Members that came are not offered any more, and
                 removed when there is room again.
         """
-        problem = check_uid(key) if key else "it is empty"
-        if problem:
-            raise errors.InvalidRequestError(f"group key: {problem}", subject="group")
+        if problem := wrong_key(key, self._state.settings.group_by):
+            raise errors.InvalidRequestError(problem, subject="group")
         if self._contents.groups.was_dropped(key):
             return 0  # Said again; older groups of the key aren't meant.
         group = self._contents.groups.get(key)
@@ -198,7 +198,8 @@ class Grouping:
         oldest = next(iter(lacking.values()))
         age = max(clock.now() - oldest.record.push_time, 0.0)
         return (
-            f"{len(lacking)} experiences wait for fields, the oldest, {oldest.record.uid!r}, for "
+            f"{counted(len(lacking), 'experience waits', 'experiences wait')} for fields, the oldest, "
+            f"{oldest.record.uid!r}, for "
             f"{', '.join(oldest.missing)} for {age:.1f} s; add them with annotate"
         )
 
@@ -210,7 +211,7 @@ class Grouping:
         oldest = min(open_groups, key=lambda group: group.row.open_time)
         age = max(clock.now() - oldest.row.open_time, 0.0)
         return (
-            f"{len(open_groups)} groups incomplete; oldest open group {oldest.row.key!r} has "
+            f"{counted(len(open_groups), 'group')} incomplete; oldest open group {oldest.row.key!r} has "
             f"{oldest.describe()} after {age:.1f} s"
         )
 

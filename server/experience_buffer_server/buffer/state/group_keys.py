@@ -9,6 +9,9 @@ from experience_buffer_server.buffer.state.entries import check_uid
 from experience_buffer_server.store.interface import Record
 
 _KEY_NAMES = {"task": "tid", "run": "rid", "step": "sid"}
+_SPELLED = {"task": "batch/task", "run": "batch/task/run", "step": "batch/task/step"}
+_LEAST_SLASHES = {group_by: spelled.count("/") for group_by, spelled in _SPELLED.items()}
+"""Old stores hold keys in which a batch or task has more of them."""
 
 
 def group_key(of: Record | EID, group_by: str) -> str:
@@ -31,6 +34,19 @@ def key_problem(eid: EID, group_by: str) -> str:
         and (problem := check_uid(group_key(eid, group_by)))
     ):
         return f"the key of its group, in which each / of the task takes three bytes: {problem}"
+    return ""
+
+
+def wrong_key(key: str, group_by: str) -> str:
+    """Why no group of a buffer can have a key; empty where one can."""
+    if problem := check_uid(key) if key else "it is empty":
+        return f"group key: {problem}"
+    if key.count("/") < _LEAST_SLASHES.get(group_by, 0):
+        name = _KEY_NAMES[group_by]
+        return (
+            f"group {key!r} can't be: keys of a buffer with group_by = {group_by!r} are "
+            f"{_SPELLED[group_by]!r}, such as experience.eid.{name}"
+        )
     return ""
 
 

@@ -69,7 +69,7 @@ async def test_an_experience_waits_for_its_field_and_says_so(world: World) -> No
     assert await annotate(buffer, uid(1, 0), tensors=values()) == (None, "")
     await settle(buffer)
     assert advantages(world, buffer, uid(1, 0)) == [0.5] * NUM_RESPONSE
-    assert "1 experiences wait for fields" in buffer.flow.describe_wait()
+    assert "1 experience waits for fields" in buffer.flow.describe_wait()
     assert [entry.available for entry in buffer.state.contents] == [True, False]
 
 

@@ -109,3 +109,17 @@ async def test_keys_of_runs_and_steps_are_suggested_too(
     buffer = await world.holding(push_of(EID("a/b", "c/7", 3, 5)), group_by=group_by)
     with pytest.raises(errors.GroupNotFoundError, match=f"; 'a/b/c%2F7{end}' is here"):
         await buffer.seal(f"a/b/c/7{end}", 0)
+
+
+@pytest.mark.parametrize(
+    ("group_by", "key"), [("task", "7"), ("task", ""), ("run", "0/7"), ("step", "0/7")]
+)
+async def test_no_group_is_dropped_or_reserved_by_a_key_that_none_can_have(
+    world: World, group_by: str, key: str
+) -> None:
+    buffer = await world.create(group_by=group_by)
+    says = "it is empty" if not key else f"group '{key}' can't be: .*'batch/task.*experience.eid"
+    with pytest.raises(errors.InvalidRequestError, match=says):
+        await buffer.drop(key, "no use")
+    with pytest.raises(errors.InvalidRequestError, match=says):
+        await buffer.reserve([key], ttl_seconds=0)
