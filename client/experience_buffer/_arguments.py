@@ -43,7 +43,7 @@ MOST_INT: Final = 2**63 - 1
 _IN_ORDER: Final = ("__getitem__", "__len__")
 _LONG: Final = (str, bytes, bytearray)
 _FLAGS: Final = (("numpy", "bool"), ("numpy", "bool_"))
-_TELLING: Final = (str, bool, int, float, type(None))
+_TELLING: Final = (str, bool, int, float, type(None), list, tuple, dict, set)
 """Whose text says of which type they are."""
 
 
@@ -102,13 +102,19 @@ def as_words(name: str, value: Any) -> str:
     return str.encode(value, "utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-def misspelt(name: object, known: Iterable[str]) -> str:
-    """What to do about a name that isn't known: the one that it is near to, or all there are."""
+def misspelt(name: object, known: Iterable[str], *, else_: str = "") -> str:
+    """What to do about a name that isn't known: the one that it is near to, or all there are.
+
+    Args:
+        name: What was given.
+        known: Those that there are.
+        else_: What to do where it is near to none, in place of all there are.
+    """
     import difflib
 
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1) if isinstance(name, str) else []
-    return f"did you mean {near[0]!r}?" if near else f"give some of {', '.join(names)}"
+    return f"did you mean {near[0]!r}?" if near else else_ or f"give some of {', '.join(names)}"
 
 
 def made(kind: type[T], value: object, where: str, *, alone: str = "") -> T:
@@ -280,6 +286,17 @@ def pairs(name: str, value: Any, wanted: str) -> list[tuple[Any, Any]]:
     if not isinstance(value, Mapping):
         raise refused(name, value, wanted)
     return listed(name, _Items(value), wanted)
+
+
+def names(name: str, value: Any) -> tuple[str, ...]:
+    """Several names; one text is a sequence of texts, too, and never meant.
+
+    Raises:
+        InvalidRequestError: It is one text, or something else; the error names the entry.
+    """
+    if isinstance(value, str):
+        raise refused(name, value, f"a list of names: {name}=[{shown(value)}]")
+    return tuple(texts(name, value, "a list of names"))
 
 
 class _Items:

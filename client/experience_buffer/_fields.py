@@ -61,7 +61,7 @@ class CustomField:
         if str(self.data_type) not in DTYPE_NAMES:
             raise refusal(
                 "data_type",
-                f"is {self.data_type!r:.80}; give a torch dtype, or its name such as "
+                f"is {shown(self.data_type)}; give a torch dtype, or its name such as "
                 "'torch.float32'",
             )
 
@@ -324,7 +324,7 @@ class EidField(PlainField[EID]):
         except (TypeError, AttributeError):
             raise refusal(
                 self._name,
-                f"is {value!r:.80}; give EID(batch, task, run, step), or a dict of these",
+                f"is {shown(value)}; give EID(batch, task, run, step), or a dict of these",
             ) from None
 
 

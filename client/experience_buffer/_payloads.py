@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final, TypeVar
 
+from experience_buffer._arguments import misspelt, shown
 from experience_buffer._codec import safetensors
 from experience_buffer._codec.codec_error import trxp_error
 from experience_buffer._codec.frame import aligned, frame_pieces
@@ -31,7 +32,10 @@ from experience_buffer.errors import ExperienceBufferError, TrxpError
 E = TypeVar("E")
 
 _FIELDS: Final = (*META_FIELDS, *TENSOR_FIELDS, "multi_modal_inputs", "custom_fields", "extra")
+_STATE: Final = frozenset((*_FIELDS, "experience_type"))
+"""The attributes that an experience keeps: what else it is given is its caller's."""
 _NEEDED: Final = ("eid", "tokens")
+_OWN: Final = "put it into info, or begin its name with _"
 _CURE: Final = "give experience_buffer.Experience, or Trinity-RFT's"
 
 
@@ -51,12 +55,33 @@ def encode_pieces(experiences: Sequence[Any], make: Callable[..., Any]) -> list[
     names: list[str] = []
     views: list[TensorView] = []
     for index, given in enumerate(experiences):
-        experience = given if type(given) is make else _adopted(given, make, index)
+        if type(given) is make:
+            experience = given
+            if len(given.__dict__) > len(_STATE):
+                _check_state(given, index)
+        else:
+            experience = _adopted(given, make, index)
         for field, kept in _kept(experience, index):
             names.append(f"{index}:{field}")
             views.append(_view(kept, field, index))
         metas.append(_meta(experience, index))
     return frame_pieces(plain_metas(metas), safetensors.write_fields(tuple(names), views))
+
+
+def _check_state(experience: Any, index: int) -> None:
+    """Check that nobody takes an attribute for one that is sent, by another spelling, say.
+
+    Raises:
+        TrxpError: There is one more, and it isn't private.
+    """
+    for name in experience.__dict__.keys() - _STATE:
+        if not name.startswith("_"):
+            raise trxp_error(
+                f"{shown(name)} is no field of an Experience and would be lost; "
+                f"{misspelt(name, dir(type(experience)), else_=_OWN)}",
+                where=f"items[{index}]",
+                item=index,
+            )
 
 
 def _view(kept: Any, field: str, index: int) -> TensorView:
@@ -183,6 +208,6 @@ def custom_field(entry: Mapping[str, str]) -> CustomField:
     """
     name = entry["data_type"]
     if name not in DTYPE_NAMES:
-        raise ValueError(f"custom field of data_type {name!r:.80}; give a torch dtype")
+        raise ValueError(f"custom field of data_type {shown(name)}; give a torch dtype")
     dtype = convert.torch_dtype(name)
     return CustomField(entry["source_field"], entry["destination_field"], dtype)

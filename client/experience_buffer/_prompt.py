@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from experience_buffer._dense import convert
 from experience_buffer._dense.rules import RULES
 from experience_buffer._fields import info_value, num_rows
+from experience_buffer.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from experience_buffer._dense.convert import Kept, TensorLike
@@ -39,19 +40,21 @@ def tokens_and_prompt(
         is_dpo: All tokens are the prompt's.
 
     Raises:
-        ValueError: Nothing says where the prompt ends, or it is said twice or in contradiction; or
+        InvalidRequestError: Nothing says where the prompt ends, or it is said twice or in contradiction; or
             a value is no token id, or `prompt_length` no whole number.
     """
     if prompt is not None or response is not None:
         if tokens is not None or prompt_length is not None:
-            raise ValueError(
+            raise InvalidRequestError(
                 "prompt and response say all that tokens and prompt_length do; give the one pair "
-                "or the other"
+                "or the other",
+                subject="tokens",
             )
         return _joined(prompt, response, is_dpo=is_dpo)
     if tokens is None:
-        raise ValueError(
-            "there are no tokens; give tokens with prompt_length, or prompt and response"
+        raise InvalidRequestError(
+            "there are no tokens; give tokens with prompt_length, or prompt and response",
+            subject="tokens",
         )
     kept = convert.kept(tokens, "tokens", RULES["tokens"])
     num_tokens = num_rows(kept)
@@ -65,15 +68,17 @@ def tokens_and_prompt(
     )
     length = 0 if known is None or len(known.shape) != 1 else num_rows(known)
     if not length:
-        raise ValueError(
+        raise InvalidRequestError(
             f"nothing says how many of the {num_tokens} tokens are the prompt's; give "
             f"prompt_length, or {_PARTS}, or an action_mask or logprobs with a value for each "
-            "token of the response"
+            "token of the response",
+            subject="prompt_length",
         )
     if length >= num_tokens:
-        raise ValueError(
+        raise InvalidRequestError(
             f"{name} has {length} values for {num_tokens} tokens, which leaves none to the prompt; "
-            f"give one value for each token of the response alone, or prompt_length, or {_PARTS}"
+            f"give one value for each token of the response alone, or prompt_length, or {_PARTS}",
+            subject=name,
         )
     return kept, num_tokens - length
 
@@ -82,18 +87,23 @@ def _joined(
     prompt: TensorLike | None, response: TensorLike | None, *, is_dpo: bool
 ) -> tuple[Kept, int]:
     if prompt is None:
-        raise ValueError(
-            "response is given without prompt; give both, or tokens with prompt_length"
+        raise InvalidRequestError(
+            "response is given without prompt; give both, or tokens with prompt_length",
+            subject="prompt",
         )
     if is_dpo and response is None:
         kept = convert.kept(prompt, "prompt", RULES["tokens"])
         return kept, num_rows(kept)
     if response is None:
-        raise ValueError(
-            "prompt is given without response; give both, or tokens with prompt_length"
+        raise InvalidRequestError(
+            "prompt is given without response; give both, or tokens with prompt_length",
+            subject="response",
         )
     if is_dpo:
-        raise ValueError("response is given beside chosen and rejected, which are the responses")
+        raise InvalidRequestError(
+            "response is given beside chosen and rejected, which are the responses",
+            subject="response",
+        )
     parts = _ids("prompt", prompt), _ids("response", response)
     return [each for part in parts for each in part], len(parts[0])
 

@@ -31,8 +31,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from operator import index
 
+from experience_buffer._arguments import MOST_INT, as_whole, names
 from experience_buffer._dense.convert import require_torch
 
 try:
@@ -118,9 +118,9 @@ def padded_collate(
         pad_token_id=token_id(pad_token_id),
         max_prompt_length=_length("max_prompt_length", max_prompt_length),
         max_response_length=_length("max_response_length", max_response_length),
-        fields=None if fields is None else _names("fields", fields),
-        columns=_names("columns", columns),
-        drop=_names("drop", drop),
+        fields=None if fields is None else names("fields", fields),
+        columns=names("columns", columns),
+        drop=names("drop", drop),
     )
 
 
@@ -142,9 +142,9 @@ def varlen_collate(
     """
     return partial(
         framework.varlen,
-        fields=None if fields is None else _names("fields", fields),
-        columns=_names("columns", columns),
-        drop=_names("drop", drop),
+        fields=None if fields is None else names("fields", fields),
+        columns=names("columns", columns),
+        drop=names("drop", drop),
     )
 
 
@@ -180,7 +180,7 @@ def verl_collate(
         pad_token_id=token_id(pad_token_id),
         max_prompt_length=_length("max_prompt_length", max_prompt_length),
         max_response_length=_length("max_response_length", max_response_length),
-        columns=_names("columns", columns),
+        columns=names("columns", columns),
         drop=_but_the_mask(drop),
     )
 
@@ -214,7 +214,7 @@ def trl_collate(
         pad_token_id=token_id(pad_token_id),
         max_prompt_length=_length("max_prompt_length", max_prompt_length),
         max_response_length=_length("max_completion_length", max_completion_length),
-        columns=_names("columns", columns),
+        columns=names("columns", columns),
         drop=_but_the_mask(drop),
     )
 
@@ -239,7 +239,7 @@ def areal_collate(
     return partial(
         framework.areal,
         pad_token_id=token_id(pad_token_id),
-        columns=_names("columns", columns),
+        columns=names("columns", columns),
         drop=_but_the_mask(drop),
     )
 
@@ -256,33 +256,16 @@ def _length(name: str, value: int | None) -> int | None:
     """A length as an int, or None."""
     if value is None:
         return None
-    try:
-        number = index(value)
-    except TypeError:
-        number = -1
-    if number < 0 or isinstance(value, bool):
-        raise InvalidRequestError(
-            f"{name} is {value!r:.80}; give a number of tokens, or None", subject=name
-        )
-    return number
-
-
-def _names(name: str, values: Sequence[str]) -> tuple[str, ...]:
-    """Names as a tuple. One text is a sequence of texts, too, and never meant."""
-    if isinstance(values, str):
-        raise InvalidRequestError(
-            f"{name} is {values!r:.80}; give a list of names: {name}=[{values!r:.80}]", subject=name
-        )
-    return tuple(values)
+    return as_whole(name, value, least=0, most=MOST_INT, wanted="a number of tokens, or None")
 
 
 def _but_the_mask(drop: Sequence[str]) -> tuple[str, ...]:
     """What to leave out of a framework's batch, which always has a mask."""
-    names = _names("drop", drop)
-    if "action_mask" in names:
+    left_out = names("drop", drop)
+    if "action_mask" in left_out:
         raise InvalidRequestError(
             "drop names 'action_mask', of which the mask is made that the framework's loss goes by; "
             "leave other fields out, or take padded_collate",
             subject="drop",
         )
-    return names
+    return left_out

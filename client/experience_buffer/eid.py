@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from experience_buffer._arguments import shown
 from experience_buffer.errors import InvalidRequestError
 
 _NUMBERS: Final = ("run", "step")
@@ -82,8 +83,11 @@ class EID:
         """
         import hashlib  # Here, since most make up the suffix and load it for nothing.
 
-        named = f"{batch}/{task_in_key(task)}/{run}/{step}".encode("utf-8", "surrogatepass")
-        return cls(batch, task, run, step, hashlib.blake2b(named, digest_size=3).hexdigest())
+        eid = cls(batch, task, run, step, "")
+        named = f"{eid.batch}/{task_in_key(eid.task)}/{eid.run}/{eid.step}"
+        digest = hashlib.blake2b(named.encode("utf-8", "surrogatepass"), digest_size=3)
+        eid.suffix = digest.hexdigest()
+        return eid
 
     @property
     def uid(self) -> str:
@@ -163,8 +167,5 @@ def _whole(name: str, part: Any) -> int:
 
 
 def _refusal(name: str, part: Any, wanted: str) -> InvalidRequestError:
-    try:
-        shown = f"{part!r:.80}"
-    except Exception:  # The caller's own class, or an integer of too many digits.
-        shown = f"a {type(part).__name__}"
-    return InvalidRequestError(f"{name} of an EID is {shown}; give {wanted}", subject=f"eid.{name}")
+    text = f"{name} of an EID is {shown(part)}; give {wanted}"
+    return InvalidRequestError(text, subject=f"eid.{name}")

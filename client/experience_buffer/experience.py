@@ -31,7 +31,7 @@ from experience_buffer._fields import (
 )
 from experience_buffer._prompt import tokens_and_prompt
 from experience_buffer.eid import EID
-from experience_buffer.errors import TrxpError
+from experience_buffer.errors import InvalidRequestError, TrxpError
 
 if TYPE_CHECKING:
     from experience_buffer._fields import TensorLike
@@ -179,10 +179,9 @@ class Experience:
         Raises:
             InvalidRequestError: A value can't be kept as it is: a list, array or tensor in which its
                 field would lose something, such as a mask of 0.5, or what is no number where one
-                belongs; the text names field and value.
-            ValueError: Nothing says where the prompt ends; a single-turn experience has no response, or
-                a prompt length below 1; or an input is given both as an argument and in `extra` or
-                `info`.
+                belongs; the text names field and value. Or nothing says where the prompt ends; a
+                single-turn experience has no response, or a prompt length below 1; or an input is
+                given both as an argument and in `extra` or `info`.
         """
         self.eid = eid
         self.logprobs = logprobs
@@ -235,7 +234,9 @@ class Experience:
         for name, value in inputs.items():
             if value is not None:
                 if getattr(self, name) is not None:
-                    raise ValueError(f"{name} is given twice: as an argument, and in extra or info")
+                    raise InvalidRequestError(
+                        f"{name} is given twice: as an argument, and in extra or info", subject=name
+                    )
                 setattr(self, name, value)
 
     def fix_suffix(self) -> Experience:
@@ -354,16 +355,22 @@ _DESCRIBED = (
 def _single_turn_mask(experience: Experience, truncate_status: str | None) -> TensorView:
     prompt_length, logprobs = experience.prompt_length, kept(experience, "logprobs")
     if prompt_length <= 0:
-        raise ValueError(f"prompt_length is {prompt_length}; a single turn's is 1 or more")
+        raise InvalidRequestError(
+            f"prompt_length is {prompt_length}; a single turn's is 1 or more",
+            subject="prompt_length",
+        )
     if truncate_status == "prompt_truncated":
         if logprobs is None:
-            raise ValueError("a truncated prompt needs logprobs or an action_mask")
+            raise InvalidRequestError(
+                "a truncated prompt needs logprobs or an action_mask", subject="action_mask"
+            )
         return _mask(bytes(num_rows(logprobs)))
     num_tokens = num_rows(kept(experience, "tokens"))
     if num_tokens <= prompt_length:
-        raise ValueError(
+        raise InvalidRequestError(
             f"{num_tokens} tokens, but a prompt of {prompt_length}: there is no response; give "
-            "an action_mask, or truncate_status='prompt_truncated'"
+            "an action_mask, or truncate_status='prompt_truncated'",
+            subject="prompt_length",
         )
     return _mask(bytes([1]) * (num_tokens - prompt_length))
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Any, Final
+
+from experience_buffer._arguments import as_number, as_whole, refused
 
 __all__ = ["AdaptiveKLController"]
 __dir__ = __all__.copy
@@ -34,20 +36,25 @@ class AdaptiveKLController:
             changes by at most a factor of `1 +- 0.2 * num_samples / horizon` per update.
 
     Raises:
-        ValueError: An argument is out of bounds or not finite.
+        InvalidRequestError: An argument is out of bounds or not finite.
 
     Source: Ziegler et al. 2019 (arXiv:1909.08593); LightRFT `AdaptiveKLController`.
     """
 
     def __init__(self, kl_coef: float, *, target: float, horizon: float) -> None:
-        if not (math.isfinite(kl_coef) and kl_coef >= 0):
-            raise ValueError(f"kl_coef is {kl_coef}; give a finite number of at least 0")
-        for name, value in (("target", target), ("horizon", horizon)):
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name} is {value}; give a finite number above 0")
-        self._kl_coef = kl_coef
-        self._target = target
-        self._horizon = horizon
+        self._kl_coef = _finite("kl_coef", kl_coef, "a finite number of at least 0")
+        if self._kl_coef < 0:
+            raise refused("kl_coef", kl_coef, "a finite number of at least 0")
+        wanted = "a finite number above 0"
+        self._target = _finite("target", target, wanted)
+        self._horizon = _finite("horizon", horizon, wanted)
+        for name, value in (("target", self._target), ("horizon", self._horizon)):
+            if value <= 0:
+                raise refused(name, value, wanted)
+
+    def __repr__(self) -> str:
+        numbers = f"target={self._target:g}, horizon={self._horizon:g}"
+        return f"AdaptiveKLController({self._kl_coef:g}, {numbers})"
 
     @property
     def kl_coef(self) -> float:
@@ -65,17 +72,24 @@ class AdaptiveKLController:
                 5 * horizon, where the coefficient could become 0 or negative.
 
         Raises:
-            ValueError: The KL isn't finite, which would spoil the coefficient for good, or the
+            InvalidRequestError: The KL isn't finite, which would spoil the coefficient for good, or the
                 number of samples is out of bounds; the coefficient stays as it is.
         """
-        if not math.isfinite(kl):
-            raise ValueError(f"kl is {kl}; leave tokens without log-probabilities out of the mean")
+        kl = _finite(
+            "kl", kl, "a finite number: leave tokens without log-probabilities out of the mean"
+        )
         limit = self._horizon / _MAX_ERROR
-        if not 0 <= num_samples < limit:
-            raise ValueError(
-                f"num_samples is {num_samples}; give 0 or more and less than {limit:g}, or a "
-                f"horizon above {self._horizon:g}"
-            )
+        wanted = f"0 or more and less than {limit:g}, or a horizon above {self._horizon:g}"
+        num_samples = as_whole(
+            "num_samples", num_samples, least=0, most=math.ceil(limit) - 1, wanted=wanted
+        )
         error = min(max(kl / self._target - 1, -_MAX_ERROR), _MAX_ERROR)
         self._kl_coef *= 1 + error * num_samples / self._horizon
         return self._kl_coef
+
+
+def _finite(name: str, value: Any, wanted: str) -> float:
+    number = as_number(name, value, wanted)
+    if not math.isfinite(number):
+        raise refused(name, value, wanted)
+    return number

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
+from experience_buffer._arguments import check_number, check_whole, refused
+from experience_buffer.errors import InvalidRequestError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -53,7 +56,7 @@ def proximal_logprobs(
         The same shape; float64 if either input is, else float32.
 
     Raises:
-        ValueError: Shapes differ, versions aren't integers, the current version is negative or
+        InvalidRequestError: Shapes differ, versions aren't integers, the current version is negative or
             the method is unknown.
 
     Source: decoupled PPO, Hilton et al. 2021; AReaL `compute_prox_logp_approximations`.
@@ -61,12 +64,12 @@ def proximal_logprobs(
     import torch
 
     if method not in get_args(ProximalMethod):
-        raise ValueError(f"method is {method!r}; give one of {get_args(ProximalMethod)}")
-    if current_version < 0:
-        raise ValueError(f"current_version is {current_version}; give 0 or more")
+        known = ", ".join(map(repr, get_args(ProximalMethod)))
+        raise refused("method", method, f"one of {known}")
+    check_whole("current_version", current_version)
     _check_shapes(behaviour_logprobs, current_logprobs=current_logprobs, versions=versions)
     if versions.is_floating_point() or versions.is_complex() or versions.dtype == torch.bool:
-        raise ValueError(f"versions are {versions.dtype}; give an integer dtype")
+        raise refused("versions", versions.dtype, "a tensor of an integer dtype")
     # At least float32: differences of bfloat16 would lose all digits.
     dtype = torch.promote_types(behaviour_logprobs.dtype, current_logprobs.dtype)
     dtype = torch.promote_types(dtype, torch.float32)
@@ -109,14 +112,13 @@ def second_moment_mask(
         True where a token is kept, the same shape, bool. Of an all-zero mask: all False.
 
     Raises:
-        ValueError: Shapes differ, or the threshold isn't above 0.
+        InvalidRequestError: Shapes differ, or the threshold isn't above 0.
 
     Source: M2PO, Zheng et al. 2025 (arXiv:2510.01161); AReaL `_apply_m2po_masking`.
     """
     import torch
 
-    if not threshold > 0:
-        raise ValueError(f"threshold is {threshold}; give a number above 0")
+    check_number("threshold", threshold, is_open=True)
     _check_shapes(behaviour_logprobs, proximal_logprobs=proximal_logprobs, mask=mask)
     selected = mask != 0
     behaviour_N = behaviour_logprobs.detach()[selected].to(torch.float64)
@@ -133,7 +135,8 @@ def second_moment_mask(
 def _check_shapes(behaviour_logprobs: Tensor, **others: Tensor) -> None:
     for name, other in others.items():
         if other.shape != behaviour_logprobs.shape:
-            raise ValueError(
+            raise InvalidRequestError(
                 f"{name} has shape {list(other.shape)}, behaviour_logprobs "
-                f"{list(behaviour_logprobs.shape)}; give one value per token"
+                f"{list(behaviour_logprobs.shape)}; give one value per token",
+                subject=name,
             )

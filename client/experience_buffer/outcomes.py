@@ -139,7 +139,7 @@ def refusal(result: PushResult) -> PushRefusedError:
         for outcome in refused
     ]
     error = PushRefusedError(
-        f"{len(refused)} items refused, all others are stored: {_first(shown)}. "
+        f"{_show.counted(len(refused), 'item')} refused, all others are stored: {_first(shown)}. "
         "The error's result.refused lists them; raise_on_refused=False counts without raising"
     )
     error.result = result
@@ -202,7 +202,7 @@ class AnnotateResult(Shown):
             return
         shown = [f"{outcome.uid}: {outcome.reason}: {outcome.message}" for outcome in refused]
         error = AnnotateRefusedError(
-            f"{len(refused)} annotations refused, all others are stored: {_first(shown)}. "
+            f"{_show.counted(len(refused), 'annotation')} refused, all others are stored: {_first(shown)}. "
             "The error's result.refused lists them; raise_on_refused=False returns them instead"
         )
         error.result = self

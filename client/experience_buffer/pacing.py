@@ -9,6 +9,7 @@ import threading
 from dataclasses import dataclass
 
 from experience_buffer._arguments import check_whole
+from experience_buffer.errors import InvalidRequestError
 
 __all__ = ["RolloutCounts", "RolloutPacer"]
 __dir__ = __all__.copy
@@ -59,7 +60,7 @@ class RolloutPacer:
             pacer would let `version * batch_size` stale rollouts start.
 
     Raises:
-        ValueError: An argument is out of bounds.
+        InvalidRequestError: An argument is out of bounds.
 
     Source: Fu et al. 2025 (arXiv:2505.24298), staleness-aware training; AReaL `StalenessManager`.
     """
@@ -120,7 +121,7 @@ class RolloutPacer:
             How many may start, 0 to `wanted`. They count as running from now on.
 
         Raises:
-            ValueError: `wanted` is negative.
+            InvalidRequestError: `wanted` is negative.
         """
         check_whole("wanted", wanted)
         with self._lock:
@@ -135,7 +136,7 @@ class RolloutPacer:
             count: How many, at least 0.
 
         Raises:
-            ValueError: Fewer are running.
+            InvalidRequestError: Fewer are running.
         """
         with self._lock:
             self._end(count)
@@ -148,7 +149,7 @@ class RolloutPacer:
             count: How many, at least 0.
 
         Raises:
-            ValueError: Fewer are running.
+            InvalidRequestError: Fewer are running.
         """
         with self._lock:
             self._end(count)
@@ -164,12 +165,15 @@ class RolloutPacer:
             count: How many, at least 0.
 
         Raises:
-            ValueError: Fewer are accepted.
+            InvalidRequestError: Fewer are accepted.
         """
         check_whole("count", count)
         with self._lock:
             if count > self._accepted:
-                raise ValueError(f"{count} rollouts can't be discarded: {self._accepted} accepted")
+                raise InvalidRequestError(
+                    f"{count} rollouts can't be discarded: {self._accepted} accepted",
+                    subject="count",
+                )
             self._accepted -= count
             self._rejected += count
 
@@ -180,7 +184,7 @@ class RolloutPacer:
             version: At least 0.
 
         Raises:
-            ValueError: It is negative.
+            InvalidRequestError: It is negative.
         """
         check_whole("version", version)
         with self._lock:
@@ -194,5 +198,8 @@ class RolloutPacer:
     def _end(self, count: int) -> None:
         check_whole("count", count)
         if count > self._running:
-            raise ValueError(f"{count} rollouts can't end: {self._running} running; start() first")
+            raise InvalidRequestError(
+                f"{count} rollouts can't end: {self._running} running; start() first",
+                subject="count",
+            )
         self._running -= count

@@ -28,8 +28,17 @@ CLIENT_ROOMS = (
     *("dataset", "collate", "collation", "_data", "client", "aio", "_sync", "_async", "_transport"),
     *("_messages", "status", "values", "stats", "packed", "_packed", "trxp", "experience"),
     *("_payloads", "_prompt", "_fields", "_dense", "_codec", "options", "consumer_options"),
-    *("pacing", "_arguments", "eid", "errors", "outcomes", "_error_base", "_show"),
-    *("offpolicy", "kl"),
+    *(
+        "pacing",
+        "offpolicy",
+        "kl",
+        "eid",
+        "_arguments",
+        "errors",
+        "outcomes",
+        "_error_base",
+        "_show",
+    ),
 )
 """From the top down, as above. All but those that begin with `_` are files that users import."""
 MOST_LINES = 400

@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from experience_buffer._arguments import shown
 from experience_buffer._codec.item import META_FIELDS, MULTI_MODAL_PREFIX, Item
 from experience_buffer._dense import convert
 from experience_buffer._dense.tensors import tensor_of
@@ -189,7 +190,7 @@ def _plain(value: Any, where: str, name: str) -> Tensor:
         array = np.asarray(None)
     if array.dtype.kind not in "biufc":
         raise ValueError(
-            f"{where} is {value!r:.80}; the custom field {name!r:.80} needs a number of at most 64 bits, or a list of such"
+            f"{where} is {shown(value)}; the custom field {name!r:.80} needs a number of at most 64 bits, or a list of such"
         )
     return torch.from_numpy(np.array(array))
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import torch
 from torch import Tensor
 
+from experience_buffer._arguments import refused
 from experience_buffer._codec.item import META_FIELDS, TENSOR_FIELDS
 from experience_buffer._dense.tensors import common_dtype, plain
 from experience_buffer._packed.exact import exactly, holds
@@ -247,11 +248,11 @@ def group_by(
         id_type: "task", "run" or "step".
 
     Raises:
-        ValueError: `id_type` is none of the three.
+        InvalidRequestError: `id_type` is none of the three.
     """
     attribute = {"task": "tid", "run": "rid", "step": "sid"}.get(id_type)
     if attribute is None:
-        raise ValueError(f"id_type is {id_type!r}; give 'task', 'run' or 'step'")
+        raise refused("id_type", id_type, "'task', 'run' or 'step'")
     groups: dict[str, list[Experience]] = {}
     for experience in experiences:
         groups.setdefault(getattr(experience.eid, attribute), []).append(experience)

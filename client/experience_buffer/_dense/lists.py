@@ -8,6 +8,7 @@ from itertools import chain
 from numbers import Integral, Real
 from typing import Any, Final
 
+from experience_buffer._arguments import shown
 from experience_buffer._codec.safetensors import ITEM_BYTES, TensorView
 from experience_buffer._dense.elements import checked
 from experience_buffer._dense.rules import (
@@ -207,4 +208,4 @@ def _packed(flat: Sequence[Any], code: str) -> bytearray:
 
 def not_a_list(value: Any, where: str, rule: Rule) -> Exception:
     """The error of what is neither a list nor an array nor a tensor."""
-    return refusal(where, f"is {value!r:.80} ({type(value).__name__}); {rule.wanted}: {_GIVE}")
+    return refusal(where, f"is {shown(value)}; {rule.wanted}: {_GIVE}")

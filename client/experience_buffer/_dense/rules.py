@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from experience_buffer._arguments import shown
 from experience_buffer.errors import InvalidRequestError
 
 RANGES: Final = {
@@ -74,7 +75,7 @@ def wrong_element(
         index: Where it is, counted over all dimensions.
         reason: What is wrong with it, and what to do.
     """
-    return refusal(element_at(where, shape, index), f"is {value!r:.80}{reason}")
+    return refusal(element_at(where, shape, index), f"is {shown(value)}{reason}")
 
 
 def element_at(where: str, shape: Sequence[int], index: int) -> str:

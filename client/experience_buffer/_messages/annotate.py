@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from experience_buffer._arguments import as_text, pairs, shown
+from experience_buffer._arguments import as_text, pairs, refused, shown
 from experience_buffer._codec import safetensors
 from experience_buffer._codec.item import META_FIELDS
 from experience_buffer._codec.safetensors import TensorView
@@ -45,7 +45,7 @@ def requests(
     """
     wanted = "a mapping {uid: {field: value}}"
     if not isinstance(annotations, Mapping):
-        raise _error("annotations", annotations, wanted)
+        raise refused("annotations", annotations, wanted)
     buffer = as_text("buffer", buffer, "a buffer's name as text")
     found: list[pb.AnnotateRequest] = []
     num_bytes, most_bytes = 0, min(options.max_push_bytes, push_split.max_payload_bytes(options))
@@ -68,11 +68,11 @@ def requests(
 def _annotation(uid: str, fields: Mapping[str, Any]) -> pb.Annotation:
     where = f"annotations[{shown(uid)}]"
     if not isinstance(uid, str):
-        raise _error(where, uid, "a uid as key, such as experience.eid.uid")
+        raise refused("a key of annotations", uid, "a uid, such as experience.eid.uid")
     wanted = "a mapping of at least one field"
     entries = pairs(where, fields, wanted) if isinstance(fields, Mapping) else []
     if not entries:
-        raise _error(where, fields, wanted)
+        raise refused(where, fields, wanted)
     message = pb.Annotation()
     tensors: list[tuple[str, TensorView]] = []
     info: dict[str, Any] = {}
@@ -105,13 +105,13 @@ def _annotation(uid: str, fields: Mapping[str, Any]) -> pb.Annotation:
 def _is_tensor(name: object, value: Any, path: str) -> bool:
     """Whether a field becomes a tensor; else it is an entry of `info`."""
     if not isinstance(name, str):
-        raise _error(path, name, "a field's name as key")
+        raise refused("a key of " + path.rpartition("[")[0], name, "a field's name as text")
     if name in META_FIELDS:
         raise InvalidRequestError(f"{path} can't be changed by an annotation", subject=path)
     if not isinstance(value, _SCALARS):
         return True
     if name in RULES:
-        raise _error(path, value, _TENSOR)
+        raise refused(path, value, _TENSOR)
     return False
 
 
@@ -125,15 +125,15 @@ def _view(name: str, value: Any, path: str) -> TensorView:
     except InvalidRequestError:
         raise
     except Exception as error:  # The caller's own class.
-        raise _error(path, value, f"{_TENSOR}; it fails by {type(error).__name__}") from error
+        raise refused(path, value, f"{_TENSOR}; it fails by {type(error).__name__}") from error
 
 
 def _add_entries(info: dict[str, Any], entries: Any, path: str) -> None:
     if not isinstance(entries, Mapping):
-        raise _error(path, entries, "a mapping")
+        raise refused(path, entries, "a mapping")
     for name, value in pairs(path, entries, "a mapping"):
         if not isinstance(name, str):
-            raise _error(path, name, "texts as keys")
+            raise refused(f"a key of {path}", name, "text")
         _add(info, str.__str__(name), value, f"{path}[{shown(name)}]")
 
 
@@ -147,7 +147,7 @@ def _plain(value: Any, path: str, depth: int) -> Any:
     """Check that a struct can hold a value as it is, and unwrap scalars of NumPy and torch."""
     value = _unwrapped(value, path)
     if isinstance(value, int) and abs(value) > _MAX_EXACT:
-        raise _error(path, value, "an integer of at most 2**53, or text")
+        raise refused(path, value, "an integer of at most 2**53, or text")
     if isinstance(value, int) and not isinstance(value, bool):
         return int.__pos__(value)  # Plain, whatever a class of the caller's answers.
     if value is None or isinstance(value, _SCALARS):
@@ -158,10 +158,10 @@ def _plain(value: Any, path: str, depth: int) -> Any:
         entries: dict[str, Any] = {}
         for key, member in pairs(path, value, "a mapping"):
             if not isinstance(key, str):
-                raise _error(path, key, "texts as keys")
+                raise refused(f"a key of {path}", key, "text")
             entries[str.__str__(key)] = _plain(member, f"{path}[{shown(key)}]", depth + 1)
         return entries
-    raise _error(path, value, f"numbers, texts, and lists and dicts of them, {_MAX_DEPTH} deep")
+    raise refused(path, value, f"numbers, texts, and lists and dicts of them, {_MAX_DEPTH} deep")
 
 
 def _unwrapped(value: Any, path: str) -> Any:
@@ -182,8 +182,3 @@ def _unwrapped(value: Any, path: str) -> Any:
         return value.item()
     except Exception:  # The caller's own class.
         return value
-
-
-def _error(path: str, value: Any, wanted: str) -> InvalidRequestError:
-    kind = type(value).__name__
-    return InvalidRequestError(f"{path}: {shown(value)} ({kind}); give {wanted}", subject=path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from experience_buffer._arguments import shown
+
 
 def check_position(index: object) -> None:
     """Check that a batch is indexed by what sequences are indexed by.
@@ -11,7 +13,7 @@ def check_position(index: object) -> None:
     """
     if not isinstance(index, slice) and not hasattr(type(index), "__index__"):
         raise TypeError(
-            f"a batch is indexed by position, as in batch[0] or batch[2:5]; this is {index!r:.80}: for "
+            f"a batch is indexed by position, as in batch[0] or batch[2:5]; this is {shown(index)}: for "
             "a field of all experiences take packed.tensor(name), packed.column(name), or a "
             "collation function"
         )
@@ -28,6 +30,7 @@ def uid_of(experience: object) -> str:
         uid = getattr(getattr(experience, "eid", experience), "uid", None)
     if not isinstance(uid, str):
         raise TypeError(
-            f"a batch holds experiences: ask for an Experience, an EID or a uid, not {experience!r:.80}"
+            "a batch holds experiences: ask for an Experience, an EID or a uid, not "
+            f"{shown(experience)}"
         )
     return uid

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from operator import index as as_index
 from typing import Final
 
 import torch
 from torch import Tensor
 
+from experience_buffer._arguments import MOST_INT, as_whole, names
 from experience_buffer._packed.exact import exactly, holds
 from experience_buffer._packed.join import (
     Joined,
@@ -19,7 +19,6 @@ from experience_buffer._packed.join import (
     uid_of,
 )
 from experience_buffer._packed.table import Table
-from experience_buffer.errors import InvalidRequestError
 
 RESPONSE_FIELDS: Final = (
     "action_mask",
@@ -41,31 +40,27 @@ def names_of(table: Table, fields: Sequence[str] | None, drop: Collection[str]) 
     """The fields to lay out: those asked for, or the known ones; always the mask.
 
     Raises:
-        InvalidRequestError: `fields` is one text.
+        InvalidRequestError: `fields` is one text, or holds something else.
         ValueError: Some experiences have a known field and others don't.
     """
-    if isinstance(fields, str):
-        raise InvalidRequestError(
-            f"fields is {fields!r:.80}; give a list of names: fields=[{fields!r:.80}]",
-            subject="fields",
-        )
     if fields is not None:
+        fields = names("fields", fields)
         has_mask = lacking(table, "action_mask") is None
         return [*dict.fromkeys((*(("action_mask",) if has_mask else ()), *fields))]
-    names = []
+    found = []
     for name in (*RESPONSE_FIELDS, ROUTES):
         if name in drop:
             continue
         index = lacking(table, name)
         if index is None:
-            names.append(name)
+            found.append(name)
         elif num_having(table, name):
             raise ValueError(
                 f"{uid_of(table, index)} has no {name}, which {num_having(table, name)} of the "
                 f"{table.num_rows} experiences have; push it with all of them, or leave it out: "
                 f"fields=[...] without it, or drop=[{name!r}] of a collation function"
             )
-    return names
+    return found
 
 
 def check_ids(tokens: Tensor, *, where: Callable[[list[int]], str]) -> None:
@@ -92,17 +87,10 @@ def token_id(value: int) -> int:
     Raises:
         InvalidRequestError: It is something else, such as the None of a tokenizer without one.
     """
-    try:
-        number = as_index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool) or not -(2**63) <= number < 2**63:
-        raise InvalidRequestError(
-            f"pad_token_id is {value!r:.80}; give a token id, such as the tokenizer's pad_token_id, or "
-            "its eos_token_id where it has none",
-            subject="pad_token_id",
-        )
-    return number
+    wanted = (
+        "a token id, such as the tokenizer's pad_token_id, or its eos_token_id where it has none"
+    )
+    return as_whole("pad_token_id", value, least=-(2**63), most=MOST_INT, wanted=wanted)
 
 
 def beside(tokens: Tensor, pad_token_id: int) -> Tensor:

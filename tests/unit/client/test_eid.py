@@ -3,11 +3,13 @@ from __future__ import annotations
 import re
 from dataclasses import asdict
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from experience_buffer.eid import EID, text_of_key
+from experience_buffer.errors import InvalidRequestError
 
 PARTS = st.text("/%2F5a", max_size=7)
 
@@ -38,6 +40,9 @@ def test_a_fixed_one_is_the_same_each_time() -> None:
     assert (eid.batch, eid.task, eid.run, eid.step) == (0, 7, 2, 1)
     assert re.fullmatch("[0-9a-f]{6}", eid.suffix)
     assert eid.uid == EID.fixed("0", "7", 2, 1).uid, "a number is the same as its text"
+    assert eid == EID.fixed(np.int64(0), np.int8(7), np.int64(2), np.int8(1))  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match="batch of an EID is None"):
+        EID.fixed(None, 7)  # type: ignore[arg-type]
     others = [EID.fixed(1, 7, 2, 1), EID.fixed(0, 7, 2), EID.fixed(0, 7, 1, 1)]
     assert len({eid.suffix, *(other.suffix for other in others)}) == 4
     assert EID.fixed("0/a", "b").suffix != EID.fixed("0", "a/b").suffix

@@ -3,9 +3,12 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from experience_buffer.errors import InvalidRequestError
 from experience_buffer.kl import AdaptiveKLController
 
 GOLDENS = Path(__file__).parents[2] / "data" / "goldens"
@@ -39,6 +42,16 @@ def test_a_kl_that_is_no_number_changes_nothing(kl: float) -> None:
     with pytest.raises(ValueError, match="leave tokens without log-probabilities out"):
         controller.update(kl, num_samples=10)
     assert controller.kl_coef == 0.5
+
+
+def test_it_shows_what_it_follows_and_names_what_is_no_number() -> None:
+    half: Any = np.float32(0.5)
+    controller = AdaptiveKLController(half, target=6, horizon=100)
+    assert repr(controller) == "AdaptiveKLController(0.5, target=6, horizon=100)"
+    with pytest.raises(InvalidRequestError, match=r"num_samples is 2\.5; give 0 or more"):
+        controller.update(1.0, num_samples=2.5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match="horizon is '10'; give a finite number above 0"):
+        AdaptiveKLController(0.5, target=6.0, horizon="10")  # type: ignore[arg-type]
 
 
 def test_it_stays_above_zero() -> None:

@@ -110,11 +110,11 @@ def test_no_gradient_and_at_least_float32(method: ProximalMethod) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"versions": torch.zeros(3)}, "versions are torch.float32; give an integer"),
-        ({"versions": torch.ones(3, dtype=torch.bool)}, "versions are torch.bool"),
+        ({"versions": torch.zeros(3)}, "versions is torch.float32.*; give a tensor of an integer"),
+        ({"versions": torch.ones(3, dtype=torch.bool)}, "versions is torch.bool"),
         ({"versions": torch.tensor(1)}, r"versions has shape \[\], behaviour_logprobs \[3\]"),
         ({"current_logprobs": torch.zeros(1, 3)}, r"current_logprobs has shape \[1, 3\]"),
-        ({"current_version": -1}, "current_version is -1; give 0 or more"),
+        ({"current_version": -1}, "current_version is -1; give a whole number of at least 0"),
         ({"method": "recompute"}, "method is 'recompute'; give one of"),
     ],
 )

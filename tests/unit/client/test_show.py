@@ -82,7 +82,7 @@ BUFFER = BufferStats(
     keep_ratio=math.nan,
     num_waiting_pushes=0,
     pushes_wait_for="",
-    oldest_open_group="1 groups incomplete; oldest open group '0/12' has 5 of 8 after 3.2 s",
+    oldest_open_group="1 group incomplete; oldest open group '0/12' has 5 of 8 after 3.2 s",
     policy_version=3,
     consumers=(CONSUMER,),
 )
@@ -262,7 +262,7 @@ def test_statistics_are_printed_as_a_table() -> None:
         "buffer  consumer  unit   ready  leased  acked  redelivered  step",
         "math    trainer   group     12       1  3,300            0    41",
         "",
-        "math: 1 groups incomplete; oldest open group '0/12' has 5 of 8 after 3.2 s",
+        "math: 1 group incomplete; oldest open group '0/12' has 5 of 8 after 3.2 s",
         "math: trainer waits: 31 ready of 64 groups",
     ]
     assert str(BUFFER) == "\n".join(str(STATS).splitlines()[2:])

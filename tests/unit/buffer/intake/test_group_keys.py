@@ -122,4 +122,4 @@ async def test_no_group_is_dropped_or_reserved_by_a_key_that_none_can_have(
     with pytest.raises(errors.InvalidRequestError, match=says):
         await buffer.drop(key, "no use")
     with pytest.raises(errors.InvalidRequestError, match=says):
-        await buffer.reserve([key], ttl_seconds=0)
+        buffer.reserve([key], ttl_seconds=0)

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from experience_buffer import EID, Experience, InvalidRequestError, trxp
+from experience_buffer import EID, Experience, InvalidRequestError, TrxpError, trxp
+from experience_buffer._dense.rules import RULES
 
 
 def made(**fields: Any) -> Experience:
@@ -63,11 +64,11 @@ LOST: list[tuple[str, Any, str]] = [
     ("tokens", np.array([[1, 2]]), r"tokens has shape \[1, 2\]"),
     ("tokens", [[1, 2]], r"tokens has shape \[1, 2\]"),
     ("tokens", torch.tensor(5), r"tokens has shape \[\]"),
-    ("tokens", 5, r"tokens is 5 \(int\)"),
-    ("tokens", "abc", r"tokens is 'abc' \(str\)"),
+    ("tokens", 5, r"tokens is 5; token ids"),
+    ("tokens", "abc", r"tokens is 'abc'; token ids"),
     ("tokens", b"abc", r"tokens is b'abc' \(bytes\)"),
-    ("tokens", {1, 2}, r"tokens is {1, 2} \(set\)"),
-    ("tokens", iter([1, 2]), r"tokens is .* \(list_iterator\)"),
+    ("tokens", {1, 2}, r"tokens is {1, 2}; token ids"),
+    ("tokens", iter([1, 2]), r"tokens is <list_iterator"),
     ("chosen", [1, 1.5], r"chosen\[1\] is 1.5"),
     ("rejected", torch.tensor([1.5]), r"rejected\[0\] is 1.5, of torch.float32"),
     ("action_mask", [1, 0.5], r"action_mask\[1\] is 0.5; a mask holds True and False, or 1 and 0"),
@@ -112,6 +113,34 @@ def test_what_would_lose_something_is_refused_by_field_and_value(
             with pytest.raises(InvalidRequestError, match=text) as refused:
                 way(**{name: value})
             assert name in refused.value.subject
+
+
+class Speechless:
+    """Has no text."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize("value", [Speechless(), [Speechless()], {"a": Speechless()}])
+@pytest.mark.parametrize("name", [*RULES, "eid", "reward", "prompt_length", "num_turns", "extra"])
+def test_what_has_no_text_is_refused_by_its_type(name: str, value: Any) -> None:
+    for way in (made, assigned):
+        with pytest.raises(InvalidRequestError, match=rf"{name}.* is a .*that can't be shown"):
+            way(**{name: value if name != "extra" else {"a": value}})
+
+
+@pytest.mark.parametrize(
+    ("name", "cure"),
+    [("rewrad", "did you mean 'reward'"), ("local_id", "put it into info, or begin its name")],
+)
+def test_an_attribute_that_nobody_reads_is_not_sent_in_silence(name: str, cure: str) -> None:
+    experience = assigned(**{name: 0.5})
+    with pytest.raises(TrxpError, match=f"'{name}' is no field of an Experience and.*; {cure}"):
+        experience.serialize()
+    delattr(experience, name)
+    setattr(experience, f"_{name}", 0.5)
+    assert trxp.decode(experience.serialize())[0].reward is None
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ BAD: dict[str, tuple[Callable[[Any], Any], str, str]] = {
         "group is 7; give a group's key as text",
     ),
     "a group's eid": (lambda b: b.seal_group(EID(0, 7)), "group", GROUP),
-    "a group's parts": (lambda b: b.drop_group(("0", "7")), "group", "(tuple); give"),
+    "a group's parts": (lambda b: b.drop_group(("0", "7")), "group", "is ('0', '7'); give"),
     "a pair's half in a group": (lambda b: b.drop_group("\ud800"), "group", "UTF-8"),
     "groups' number": (lambda b: b.reserve_groups(7), "groups", GROUP),
     "groups' numbers": (lambda b: b.reserve_groups(["a", 7]), "groups[1]", GROUP),

@@ -214,7 +214,7 @@ def test_failed_requests_and_refusals_come_together() -> None:
     queue.answered(failure(2, 3, 0), delay=0)
     error = queue.take_error()
     assert isinstance(error, InvalidRequestError)
-    assert "1 items refused" in error.__notes__[0]
+    assert "1 item refused" in error.__notes__[0]
     counts = queue.counts()
     assert (counts.num_failed, counts.num_refused, counts.num_stored) == (2, 1, 1)
 
