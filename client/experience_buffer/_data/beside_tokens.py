@@ -188,11 +188,21 @@ def _plain(value: Any, where: str, name: str) -> Tensor:
         array = np.asarray(value)
     except ValueError:  # Lists of different lengths.
         array = np.asarray(None)
+    if array.dtype.kind == "f":
+        # Whole numbers among fractions, or beyond 63 bits among negative ones.
+        given = np.asarray(value, dtype=object).flat
+        for each, kept in zip(given, array.flat, strict=True):
+            if isinstance(each, int) and int(kept) != each:
+                raise ValueError(
+                    f"{where} holds {each}, which float64 can't hold, and other numbers that no "
+                    f"integer dtype holds; the custom field {name!r:.80} needs one dtype for all"
+                )
     if array.dtype.kind not in "biufc":
         raise ValueError(
             f"{where} is {shown(value)}; the custom field {name!r:.80} needs a number of at most 64 bits, or a list of such"
         )
-    return torch.from_numpy(np.array(array))
+    # Not its own dtype: of two names for 64 bits torch knows one.
+    return torch.from_numpy(array.astype(f"{array.dtype.kind}{array.dtype.itemsize}"))
 
 
 def _check_column(packed: PackedBatch, name: str) -> None:

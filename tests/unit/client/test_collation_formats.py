@@ -501,6 +501,9 @@ def test_a_field_of_another_length_is_named(maker: str, form: Callable[..., Any]
         (None, torch.float32, "is None; the custom field"),
         ([1.0, 2.0], torch.float32, r"has the shape \[2\], that of .* \[\]"),
         ([[1.0], [2.0, 3.0]], torch.float32, "needs a number"),
+        (2**63 + 1, torch.int64, "is 9223372036854775809, which int64"),
+        ([2**53 + 1, 0.5], torch.float64, "holds 9007199254740993, which float64 can't hold"),
+        ([2**63 + 1, -1], torch.int64, "holds 9223372036854775809, which float64 can't hold"),
     ],
 )
 def test_a_custom_field_holds_its_values(
@@ -515,6 +518,12 @@ def test_a_custom_field_holds_its_values(
         MAKERS[maker]()(form(members))
     assert "weight" not in MAKERS[maker](drop=["weight"])(form(members))
     assert "weight" not in MAKERS[maker](drop=["custom_fields"])(form(members))
+
+
+def test_a_custom_field_may_have_64_bits(maker: str, form: Callable[..., Any]) -> None:
+    fields = [CustomField("seed", "seed", torch.uint64)]
+    members = [rich(run, info={"seed": 2**63 + run}, custom_fields=fields) for run in range(2)]
+    assert MAKERS[maker]()(form(members))["seed"].tolist() == [2**63, 2**63 + 1]
 
 
 def test_custom_fields_are_those_of_all(maker: str, form: Callable[..., Any]) -> None:
