@@ -149,7 +149,15 @@ def _meta(experience: Any, index: int) -> dict[str, Any]:
     except ExperienceBufferError as error:
         raise trxp_error(str(error), where=f"items[{index}].eid", item=index) from None
     fields = experience.custom_fields
-    meta["custom_fields"] = list(map(custom_field_entry, fields)) if fields else []
+    try:
+        meta["custom_fields"] = list(map(custom_field_entry, fields)) if fields else []
+    except (AttributeError, TypeError):
+        raise trxp_error(
+            "something else than CustomField(source_field, destination_field, data_type); send a list of "
+            "these",
+            where=f"items[{index}].custom_fields",
+            item=index,
+        ) from None
     meta["multi_modal_input_keys"] = list(experience.multi_modal_inputs or ())
     return meta
 

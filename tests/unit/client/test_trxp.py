@@ -361,6 +361,11 @@ NOT_SENT: dict[str, tuple[Callable[[], Experience], str, str]] = {
         ".v",
         "torch.complex128",
     ),
+    "no_custom_fields": (
+        lambda: Experience(tokens=[1, 2], prompt_length=1, custom_fields=[1]),  # type: ignore[list-item]
+        ".custom_fields",
+        "else than CustomField(",
+    ),
 }
 
 
