@@ -19,7 +19,7 @@ class Notices:
     def look(self, candidates: Iterable[Candidate], *, buffer: str, group_by: str) -> None:
         """Say what hasn't been said of experiences that are stored now."""
         for candidate in candidates:
-            if candidate.trains_all:
+            if candidate.trains_all and "prompt" not in self._said:
                 self._say(
                     "prompt",
                     f"buffer {buffer!r}: {candidate.uid!r} has prompt_length 1 and no action_mask, or "
@@ -27,7 +27,8 @@ class Notices:
                     "first are trained on; if its prompt is longer, push it with prompt_length, or as "
                     "Experience(prompt=..., response=...)",
                 )
-            if group_by in ("task", "step") and candidate.eid.task == "":
+            is_of_batch = candidate.eid.task == "" and group_by in ("task", "step")
+            if is_of_batch and "task" not in self._said:
                 self._say(
                     "task",
                     f"buffer {buffer!r}: {candidate.uid!r} has a batch and no task, so that all of its "
@@ -35,6 +36,5 @@ class Notices:
                 )
 
     def _say(self, what: str, text: str) -> None:
-        if what not in self._said:
-            self._said.add(what)
-            _log.warning("%s. This is said once per buffer", text)
+        self._said.add(what)
+        _log.warning("%s. This is said once per buffer", text)

@@ -97,11 +97,10 @@ class Ingest:
             if place is not None:
                 self._room.leave(place)
                 charge.has_waited()
-        self._notices.look(
-            (candidate for _, candidate in arrived.fresh),
-            buffer=self._state.name,
-            group_by=self._state.settings.group_by,
-        )
+        if slips := [one for _, one in arrived.fresh if one.trains_all or one.eid.task == ""]:
+            self._notices.look(
+                slips, buffer=self._state.name, group_by=self._state.settings.group_by
+            )
         if self._room.num_waiting:
             self._room.stored([entry.record.uid for entry in entries])
         await self._make_durable(batch, entries, arrived.outcomes)
@@ -207,7 +206,7 @@ class Ingest:
             entries.append(entry)
             outcomes[index] = Outcome(record.uid, _STORED)
         if entries:
-            self.reading.repeats.begin(entries, arrived.fresh)
+            self.reading.begin(entries, arrived.fresh)
         for group in changed.values():
             batch.put_group(state.id, group.row)
         for index, first in arrived.repeats.items():
@@ -240,7 +239,7 @@ class Ingest:
 
     def _stored(self, entries: list[Entry]) -> None:
         # Here, where it happens: the call that pushed may have been given up.
-        self.reading.repeats.end(entries)
+        self.reading.end(entries)
         if entries:
             self._state.metrics.pushed(self._state.name, _STORED, "", len(entries))
         self._state.events.stored(entries)
@@ -248,7 +247,7 @@ class Ingest:
     def _refused(self, entries: list[Entry], error: BaseException) -> None:
         """The commit failed: forget its entries; what later pushes stored of their groups is wrong."""
         batch = self._state.changes.batch()
-        self.reading.repeats.end(entries)
+        self.reading.end(entries)
         for entry in entries:
             entry.leaving = True
             self._state.contents.remove(entry)

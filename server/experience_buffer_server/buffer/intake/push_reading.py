@@ -19,7 +19,7 @@ from experience_buffer_server.buffer.intake.admission import PayloadReader, ento
 from experience_buffer_server.buffer.intake.placement import Forecast, forecast
 from experience_buffer_server.buffer.intake.repeats import Repeats, difference_of, was_the_same
 from experience_buffer_server.buffer.state.buffer_state import BufferState
-from experience_buffer_server.buffer.state.entries import Candidate, Reason, Refusal
+from experience_buffer_server.buffer.state.entries import Candidate, Entry, Reason, Refusal
 from experience_buffer_server.buffer.state.group_keys import group_key, key_problem
 from experience_buffer_server.runtime.loop_turns import Turn
 from experience_buffer_server.settings.buffer import BufferSettings
@@ -95,8 +95,17 @@ class Reading:
         self._state = state
         self._payloads = payloads
         self._max_items = state.limits.max_push_items
-        self.repeats = Repeats(state)
-        """Compares what comes again; is told what is on its way to the disk."""
+        self._repeats = Repeats(state)
+        self._pending: dict[int, Sequence[tuple[int, Candidate]]] = {}
+        """What came with pushes that are on their way to the disk: it can't be read back yet."""
+
+    def begin(self, entries: Sequence[Entry], fresh: Sequence[tuple[int, Candidate]]) -> None:
+        """Entries are on their way to the disk, made of some of these; `end` follows."""
+        self._pending[id(entries)] = fresh
+
+    def end(self, entries: Sequence[Entry]) -> None:
+        """They are there, or couldn't be stored."""
+        self._pending.pop(id(entries), None)
 
     async def admit(self, push: Push, turn: Turn) -> Admitted:
         """Read a push, a slice at a time.
@@ -123,7 +132,7 @@ class Reading:
             # Of what is new, nothing is asked but this.
             if by_uid(candidate.uid) is None or isinstance(candidate, Refusal):
                 continue
-            if await self.repeats.look(candidate) and turn.is_long:
+            if await self._repeats.look(candidate) and turn.is_long:
                 await turn.pause()
         return Admitted(candidates, settings, published)
 
@@ -234,7 +243,7 @@ class Reading:
             entry, past = self._state.contents.by_uid(uid), next(remembered)
             first, first_candidate = in_this_push.setdefault(uid, (index, candidate))
             if entry is not None:
-                differs = self.repeats.difference(entry, candidate)
+                differs = self._difference(entry, candidate)
                 outcomes.append(_repeated(uid, "is stored", differs))
             elif past is not None:
                 is_same = was_the_same(past, candidate)
@@ -255,6 +264,15 @@ class Reading:
                 outcomes.append(None)
                 fresh.append((index, candidate))
         return outcomes, repeats, fresh
+
+    def _difference(self, entry: Entry, candidate: Candidate) -> str:
+        """What a candidate has otherwise than what is here under its uid, in words; or empty."""
+        if entry.record.digest == candidate.digest:
+            return ""
+        if entry.durable:
+            return self._repeats.difference(entry, candidate)
+        came = (one for fresh in self._pending.values() for _, one in fresh)
+        return difference_of(next(one for one in came if one.uid == candidate.uid), candidate)
 
 
 def _repeated(uid: str, where: str, differs: str) -> Outcome:

@@ -7,7 +7,6 @@ to one buffer and its event loop.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from typing import Final
 
 from experience_buffer import errors
@@ -26,18 +25,8 @@ class Repeats:
 
     def __init__(self, state: BufferState) -> None:
         self._state = state
-        self._pending: dict[int, Sequence[tuple[int, Candidate]]] = {}
-        """What came with pushes that are on their way to the disk: it can't be read back yet."""
         self._known: OrderedDict[tuple[int, int, bytes], str] = OrderedDict()
         """By what is stored, as of which change, and what came: what differs; empty: nothing."""
-
-    def begin(self, entries: Sequence[Entry], fresh: Sequence[tuple[int, Candidate]]) -> None:
-        """Entries are on their way to the disk, made of some of these; `end` follows."""
-        self._pending[id(entries)] = fresh
-
-    def end(self, entries: Sequence[Entry]) -> None:
-        """They are there, or couldn't be stored."""
-        self._pending.pop(id(entries), None)
 
     async def look(self, candidate: Candidate) -> bool:
         """Compare a candidate ahead, without waiting on the event loop; whether that took time."""
@@ -56,14 +45,7 @@ class Repeats:
         return True
 
     def difference(self, entry: Entry, candidate: Candidate) -> str:
-        """What a candidate has otherwise than what is stored under its uid, in words; or empty."""
-        if entry.record.digest == candidate.digest:
-            return ""
-        if not entry.durable:
-            came = (one for fresh in self._pending.values() for _, one in fresh)
-            return difference_of(
-                next(one for one in came if one.uid == entry.record.uid), candidate
-            )
+        """What a candidate has otherwise than what is on the disk under its uid, in words; or empty."""
         if entry.record.tombstone or candidate.tombstone:
             return _of_tombstone(candidate)
         key = _key(entry, candidate)

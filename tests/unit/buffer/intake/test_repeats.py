@@ -247,4 +247,4 @@ async def test_what_is_being_stored_is_compared_with_what_came(
     assert first.status == "stored"
     assert [one.status.value for one in found] == ["duplicate", "stored", "refused"]
     assert "(its reward is 0.0 there, and 9.0 here)" in found[2].message
-    assert not buffer.flow.ingest.reading.repeats._pending
+    assert not buffer.flow.ingest.reading._pending
