@@ -66,6 +66,8 @@ RESPONSE_FIELDS = (
 _VECTORS = ("tokens", "chosen", "rejected", *RESPONSE_FIELDS)
 """Tensors of one dimension."""
 
+_STATUSES = ("prompt_truncated", BOOTSTRAPPING)
+"""What may be said to be cut off."""
 _LENGTH_CHECKED = frozenset({*RESPONSE_FIELDS, "values"})
 
 
@@ -218,7 +220,7 @@ def _check_numbers(eid: EID) -> str:
 
 
 def _check_shapes(item: Item) -> str:
-    """Mismatched lengths, or routes that are none, in words; empty when all agree."""
+    """Mismatched lengths, or routes or a status that are none, in words; empty when all agree."""
     tensors = item.tensors
     tokens = tensors.get("tokens")
     if tokens is None:
@@ -232,6 +234,10 @@ def _check_shapes(item: Item) -> str:
         return f"prompt_length is {shown(prompt_length)}; a number of tokens >= 0 is expected"
     if prompt_length > tokens.shape[0]:
         return f"prompt_length {prompt_length} exceeds the {tokens.shape[0]} tokens"
+    status = item.meta.get("truncate_status")
+    if status and status not in _STATUSES:
+        known = " or ".join(map(repr, _STATUSES))
+        return f"truncate_status is {shown(status)}; None, {known} is expected"
     routes = tensors.get("routed_experts")
     if routes is not None and (not routes.shape or routes.shape[0] > tokens.shape[0]):
         return (

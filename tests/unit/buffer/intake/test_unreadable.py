@@ -198,6 +198,12 @@ def test_routes_are_whole_numbers(dtype: torch.dtype) -> None:
         assert "experts are whole numbers: send one of U8, I8" in found.message
 
 
+@pytest.mark.parametrize("status", ["truncated", "stop", "length", "response_truncated "])
+def test_what_was_cut_off_is_spelled_right(status: str) -> None:
+    message = refused(settings(), rollout(truncate_status=status))
+    assert f"truncate_status is {status!r}; None, 'prompt_truncated' or 'response" in message
+
+
 @pytest.mark.parametrize("name", [name for name in NUMBERS if name != "values"])
 def test_lists_in_info_are_as_long(name: str) -> None:
     for length in (T - 1, T + 1):

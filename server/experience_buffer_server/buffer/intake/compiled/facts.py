@@ -26,7 +26,6 @@ _METRICS: Final = KEYS.index("metrics")
 _PROMPT_LENGTH: Final = KEYS.index("prompt_length")
 _CUSTOM_FIELDS: Final = KEYS.index("custom_fields")
 _IMAGE_KEYS: Final = KEYS.index("multi_modal_input_keys")
-_PROMPT_TRUNCATED: Final = KEYS.index("prompt_truncated")
 _RESPONSE_TRUNCATED: Final = KEYS.index("response_truncated")
 
 _EID_PARTS: Final = 5
@@ -48,7 +47,7 @@ def note_facts(work: Array, fact: int) -> bool:
         fact: The row of facts.
     """
     eid, info = int64(-1), int64(-1)
-    prompt_length, is_cut, is_cut_off, is_sound = int64(1), False, False, True
+    prompt_length, is_cut_off, is_sound = int64(1), False, True
     work[fact + ws.REWARD] = ws.NONE
     for key in range(work[ws.FIRST], work[ws.LAST], 2 * ws.STACK_WIDTH):
         name, value = work[key + ws.NAME], key + ws.STACK_WIDTH
@@ -60,9 +59,8 @@ def note_facts(work: Array, fact: int) -> bool:
             is_sound = kind in (ws.NONE, ws.INT, ws.FLOAT)
             work[fact + ws.REWARD], work[fact + ws.REWARD + 1] = kind, number
         elif name == _TRUNCATE_STATUS:
-            is_cut = kind == ws.TEXT and work[value + ws.NAME] != _PROMPT_TRUNCATED
             is_cut_off = kind == ws.TEXT and work[value + ws.NAME] == _RESPONSE_TRUNCATED
-            is_sound = is_cut or kind == ws.NONE
+            is_sound = is_cut_off or kind == ws.NONE
         elif name == _INFO:
             is_sound = kind in (ws.NONE, ws.DICT)
             info = work[value + ws.TEXT_BYTES] if kind == ws.DICT else info
@@ -79,7 +77,7 @@ def note_facts(work: Array, fact: int) -> bool:
     return (
         _note_eid(work, eid, fact)
         and _note_info(work, info, fact)
-        and _note_lengths(work, prompt_length, is_cut, fact)
+        and _note_lengths(work, prompt_length, is_cut_off, fact)
     )
 
 
@@ -124,7 +122,7 @@ def _note_info(work: Array, row: int, fact: int) -> bool:
 
 
 @compiled
-def _note_lengths(work: Array, prompt_length: int, is_cut: bool, fact: int) -> bool:
+def _note_lengths(work: Array, prompt_length: int, is_cut_off: bool, fact: int) -> bool:
     num_tokens, num_masked = work[ws.SIZES + _TOKENS], work[ws.SIZES + _MASK]
     if num_tokens < 0 or not 0 <= prompt_length <= num_tokens:
         return False
@@ -142,5 +140,5 @@ def _note_lengths(work: Array, prompt_length: int, is_cut: bool, fact: int) -> b
         return False
     if num_values >= 0 and not length <= num_values <= length + 1:
         return False
-    work[fact + ws.LENGTH], work[fact + ws.IS_ORDINARY] = length, 0 if is_cut else 1
+    work[fact + ws.LENGTH], work[fact + ws.IS_ORDINARY] = length, 0 if is_cut_off else 1
     return True

@@ -130,10 +130,9 @@ KEYS: Final = (
     "token_level_reward", "values", "logprobs", "ref_logprobs", "teacher_logprobs",
     "baseline_reward", "env_state_hash", "num_turns",
     "eid", "reward", "truncate_status", "info", "metrics", "prompt_length",
-    "custom_fields", "multi_modal_input_keys",
-    "prompt_truncated", "response_truncated",
+    "custom_fields", "multi_modal_input_keys", "response_truncated",
 )  # fmt: skip
-"""The last two are values."""
+"""The last one is a value."""
 KEY_BYTES, KEY_ENDS = names_table(KEYS)
 NUM_KEPT: Final = 9
 NUM_NOTED: Final = 17
