@@ -7,6 +7,7 @@ annotate too.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 from experience_buffer._arguments import as_text, pairs, refused, shown
@@ -28,6 +29,8 @@ _MAX_EXACT: Final = 2**53
 """Numbers travel as float64; larger integers would change."""
 _MAX_DEPTH: Final = 16
 """Lists and dicts inside one another; protobuf reads no more than some 30."""
+_LIKENESS: Final = 0.82
+"""As `rewrad` and `logprob` have to `reward` and `logprobs`, and `old_logprobs` hasn't."""
 _SCALARS: Final = (bool, int, float, str)
 _TENSOR: Final = "a list of numbers, an array or a tensor"
 
@@ -108,11 +111,28 @@ def _is_tensor(name: object, value: Any, path: str) -> bool:
         raise refused("a key of " + path.rpartition("[")[0], name, "a field's name as text")
     if name in META_FIELDS:
         raise InvalidRequestError(f"{path} can't be changed by an annotation", subject=path)
+    if name not in RULES and (meant := _meant(name)):
+        raise InvalidRequestError(
+            f"{path} would be a field of its own; did you mean {meant!r}? Else give it in info, or "
+            "another name",
+            subject=path,
+        )
     if not isinstance(value, _SCALARS):
         return True
     if name in RULES:
         raise refused(path, value, _TENSOR)
     return False
+
+
+@lru_cache(maxsize=256)
+def _meant(name: str) -> str:
+    """The input of estimators that a name is a slip of, as it seems; else empty."""
+    import difflib
+
+    # `new_logprobs` is as near to `ref_logprobs`; slips of a first letter are rare.
+    known = [one for one in ("reward", "info", *INFO_INPUTS, *RULES) if one[:1] == name[:1]]
+    near = difflib.get_close_matches(name, known, n=1, cutoff=_LIKENESS)
+    return near[0] if near else ""
 
 
 def _view(name: str, value: Any, path: str) -> TensorView:

@@ -91,7 +91,8 @@ class ContentVerbs(Connection):
                 `reward`, `baseline_reward`, `env_state_hash` and `num_turns` as values; `values`,
                 `ref_logprobs` and other tensors as lists (float32; `versions` int64), arrays or
                 tensors of any dtype. Other numbers and texts become entries of `info`, as
-                everything in `info` does, a dict of plain data.
+                everything in `info` does, a dict of plain data. Names that look like a slip of
+                one of these are refused.
             buffer: The buffer's name.
             raise_on_refused: False: return refused ones in the result instead of raising.
             timeout: Seconds for all of it, retries included; None: the client's.

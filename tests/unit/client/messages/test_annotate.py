@@ -106,6 +106,30 @@ def test_arrays_and_tensors_keep_their_dtype_and_elements(value: Any, dtype: str
     assert data == bytes(expected.flatten().view(torch.uint8).numpy())
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "meant"),
+    [
+        ("rewrad", 0.5, "reward"),
+        ("rewards", 0.5, "reward"),
+        ("value", [0.5], "values"),
+        ("logprob", [0.5], "logprobs"),
+        ("ref_log_probs", torch.zeros(3), "ref_logprobs"),
+        ("version", [1], "versions"),
+        ("basline_reward", 0.5, "baseline_reward"),
+        ("infos", {"a": 1}, "info"),
+    ],
+)
+def test_a_slip_of_the_pen_becomes_no_field(name: str, value: Any, meant: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"; did you mean '{meant}'\\?"):
+        one(**{name: value})
+    assert one(info={name: 0.5}).info[name] == 0.5
+
+
+@pytest.mark.parametrize("name", ["old_logprobs", "new_logprobs", "score", "entropy", "kl", "step"])
+def test_other_names_are_fields_of_their_own(name: str) -> None:
+    assert list(tensors(one(**{name: [0.5]}))) == [name]
+
+
 def test_scalars_of_numpy_and_torch_are_numbers() -> None:
     annotation = one(
         reward=np.float32(0.5),

@@ -43,7 +43,7 @@ def test_refused_ones_raise_after_the_others_are_stored(script: Any, annotate: A
     bad = "3/5/2/0/a"
     script.refuse = lambda uid: uid == bad
     with pytest.raises(
-        AnnotateRefusedError, match=r"1 annotations.* 3/5/2/0/a: delivered"
+        AnnotateRefusedError, match=r"1 annotation .* 3/5/2/0/a: delivered"
     ) as caught:
         annotate(MANY)
     result = caught.value.result
