@@ -25,6 +25,7 @@ from experience_buffer.errors import (
     DeadlineExceededError,
     ExperienceBufferError,
     InternalServerError,
+    ResourceExhaustedError,
     TrxpError,
 )
 from experience_buffer.options import WriterOptions
@@ -213,8 +214,7 @@ class PushQueue:
             if error.retry_delay_seconds is not None:
                 self.last_delay = error
                 self._not_before = self._clock() + max(delay, error.retry_delay_seconds)
-                self._send_again(message.sequence)
-                return ()
+                return self._postponed(message.sequence, error)
             return self._failed(message.sequence, error)
         self.last_delay = None
         outcomes = message.response.outcomes
@@ -323,13 +323,31 @@ class PushQueue:
             each = push_split.singles(sent.payloads, len(sent.positions))
         except TrxpError:
             return self._fail(sequence, error)
-        self._pop(sequence)
         if len(each) == 1:
+            self._pop(sequence)
             place = sent.positions.start
             self._note_refusal(push_split.refused(place, error, push_split.uid_in(each[0])))
             return sent.payloads
-        self._most = middle = (len(each) + 1) // 2
+        self._most = (len(each) + 1) // 2
         self._most_until = self._clock() + _FEWER_SECONDS
+        return self._in_two(sequence, each)
+
+    def _postponed(self, sequence: int, error: ExperienceBufferError) -> Sequence[Payload]:
+        """Send it after the delay: the oldest in two requests, since there may be room for one.
+
+        Whoever samples may wait for the one that fits. The others wait behind it as they are.
+        """
+        sent = self._under_way[sequence]
+        is_oldest = sent.positions.start == min(map(self._place, self._under_way))
+        is_of_singles = len(sent.payloads) == len(sent.positions) > 1
+        if is_oldest and is_of_singles and isinstance(error, ResourceExhaustedError):
+            return self._in_two(sequence, sent.payloads)
+        self._send_again(sequence)
+        return ()
+
+    def _in_two(self, sequence: int, each: Sequence[Payload]) -> Sequence[Payload]:
+        """Send the same in two requests; the payloads that are settled by it."""
+        sent, middle = self._pop(sequence), (len(each) + 1) // 2
         for part in (slice(middle), slice(middle, None)):
             self._send_again(self._begin(each[part], sent.positions[part]).sequence)
         return () if each is sent.payloads else sent.payloads

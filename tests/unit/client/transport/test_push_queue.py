@@ -124,7 +124,7 @@ def test_payloads_are_given_back_with_their_outcome() -> None:
         queue.add(payload, 1)
     for _ in range(3):
         assert queue.next_request() is not None
-    assert queue.answered(failure(1, 8, 2.5), delay=0) == (), "it is sent again"
+    assert queue.answered(failure(1, 14, 2.5), delay=0) == (), "it is sent again"
     assert queue.answered(failure(2, 3, 0), delay=0) == [b"c", b"d"]
     assert queue.answered(answer(3, 1, 1), delay=0) == [b"e"], "too many outcomes"
     clock.now += 3
@@ -170,6 +170,28 @@ def test_postponed_request_holds_everything_back_for_the_delay() -> None:
     assert queue.next_request() == request
     queue.answered(answer(1, 1), delay=0)
     assert queue.last_delay is None
+    assert queue.take_error() is None
+
+
+def test_the_oldest_that_waits_for_room_is_halved_until_there_is_enough_for_a_part() -> None:
+    queue, clock = make(linger_seconds=0, max_batch_items=5)
+    for payload in (b"a", b"b", b"c", b"d", b"e", b"f", b"g"):
+        queue.add(payload, 1)
+    batches = []
+    for room in (0, 2, 4, 9, 9, 9):
+        while (request := queue.next_request()) is not None:
+            push = parsed(request)
+            payloads = [push.push.payload, *push.push.payloads]
+            if len(payloads) > room:
+                queue.answered(failure(push.sequence, 8, 1), delay=0)
+            else:
+                batches.append(b"".join(payloads))
+                room -= len(payloads)
+                queue.answered(answer(push.sequence, *[1] * len(payloads)), delay=0)
+        clock.now += 1
+    assert b"".join(batches) == b"abcdefg"
+    assert len(batches[0]) < 5
+    assert queue.counts().num_pending == 0
     assert queue.take_error() is None
 
 
