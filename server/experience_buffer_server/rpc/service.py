@@ -15,11 +15,11 @@ from experience_buffer_server import __version__
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.state.entries import MAX_NOTE
 from experience_buffer_server.rpc import config_messages, inspection, messages
+from experience_buffer_server.rpc.abandoned_samples import SampleCall, SampleCalls
 from experience_buffer_server.rpc.gateway import Backend
 from experience_buffer_server.rpc.push_codec import write_push
 from experience_buffer_server.rpc.push_stream import PushSession, policy_versions
 from experience_buffer_server.rpc.sample_call import sample
-from experience_buffer_server.rpc.sample_calls import SampleCall, SampleCalls
 from experience_buffer_server.rpc.sample_stream import SampleSession
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.callers import caller_of, current_caller

@@ -10,7 +10,7 @@ import pytest
 from experience_buffer import errors
 from experience_buffer.v1 import service_pb2
 from experience_buffer_server.buffer.buffer import Buffer
-from experience_buffer_server.rpc import sample_calls
+from experience_buffer_server.rpc import abandoned_samples
 from experience_buffer_server.rpc.service import Service
 from experience_buffer_server.runtime.callers import Caller, entered
 from tests.unit.buffer_verbs import counted
@@ -159,7 +159,7 @@ async def test_only_who_called_gives_up(world: World) -> None:
 async def test_what_is_remembered_of_calls_is_bounded(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sample_calls, "_MAX_KNOWN", 3)
+    monkeypatch.setattr(abandoned_samples, "_MAX_KNOWN", 3)
     asker = await trainer(world, *((task, 0) for task in range(4)))
     for number in range(1, 5):
         await asker.sample(number)
