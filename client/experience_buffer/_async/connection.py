@@ -16,7 +16,11 @@ from experience_buffer._messages import calls, fields, push_bytes
 from experience_buffer._transport import channel as _channel
 from experience_buffer._transport.retry import Attempts
 from experience_buffer._transport.settings import GIVE_UP_SECONDS, ClientSettings, closed_error
-from experience_buffer.errors import DeadlineExceededError, ExperienceBufferError
+from experience_buffer.errors import (
+    DeadlineExceededError,
+    ExperienceBufferError,
+    WrongStateError,
+)
 
 T = TypeVar("T")
 
@@ -160,6 +164,12 @@ class AsyncConnection(Closing, ClientSettings):
             raise closed_error("client")
         loop = asyncio.get_running_loop()
         if self._stub is None or self._loop is not loop:
+            if self._loop is not None and self._loop is not loop and self._loop.is_running():
+                # A channel for this one would end the calls of that one.
+                raise WrongStateError(
+                    "the client is in use by an event loop of another thread; make an AsyncClient for "
+                    "each, or take Client, which threads may share"
+                )
             _channel.note_use()
             _LateEvents.install()
             arguments = _channel.arguments(self._options, self._tls, target=self._target)

@@ -29,6 +29,13 @@ def test_one_client_in_two_loops(server: tuple[Any, str]) -> None:
         assert stats.server_version == "9.8.7"
 
 
+async def test_loops_that_run_at_once_need_a_client_each(buffer: AsyncClient) -> None:
+    await buffer.get_stats()
+    with pytest.raises(WrongStateError, match="in use by an event loop of another thread; make"):
+        await asyncio.to_thread(asyncio.run, buffer.get_stats())
+    assert (await buffer.get_stats()).server_version == "9.8.7"
+
+
 async def test_closing_ends_calls_under_way(script: Any, buffer: AsyncClient) -> None:
     async with buffer.stream(1) as stream:
         waiting = asyncio.ensure_future(anext(stream))
