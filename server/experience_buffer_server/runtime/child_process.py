@@ -223,11 +223,14 @@ class Parent:
 
     def receive(self) -> Any | None:
         """The next request; None when the server has closed the socket."""
-        header = self._file.read(_LENGTH.size)
-        if len(header) < _LENGTH.size:
+        try:
+            header = self._file.read(_LENGTH.size)
+            if len(header) < _LENGTH.size:
+                return None
+            (length,) = _LENGTH.unpack(header)
+            body = self._file.read(length)
+        except ConnectionResetError:  # It was killed, and hadn't read an answer.
             return None
-        (length,) = _LENGTH.unpack(header)
-        body = self._file.read(length)
         return msgpack.unpackb(body) if len(body) == length else None
 
     def answer(self, message: Any) -> None:
