@@ -1,8 +1,12 @@
-"""What holds for all tests: bytecode is kept, no example has a deadline; and what asks either client."""
+"""What holds for all tests, and what asks either client.
+
+Bytecode is kept, Ctrl-C works, and no example has a deadline.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +24,9 @@ if sys.dont_write_bytecode:
     sys.pycache_prefix = str(_CACHE)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["PYTHONPYCACHEPREFIX"] = str(_CACHE)
+
+# A job that a script has begun in the background ignores Ctrl-C, and so would all that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says what the machine is busy with, and nothing of the code.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -6,6 +6,7 @@ The model is the list of groups that it was trained on, so a checkpoint shows wh
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -248,6 +249,8 @@ class Trainer:
 def main() -> None:
     """Live one life; a peer that has ended says itself why."""
     life = Life(**json.loads(sys.argv[1]))
+    # That the server is away, which is killed on purpose, is no problem.
+    logging.getLogger("experience_buffer").setLevel(logging.ERROR)
     with (
         suppress(BrokenPipeError),
         barrier_of(life) as barrier,
