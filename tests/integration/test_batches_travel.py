@@ -13,6 +13,7 @@ import pytest
 from experience_buffer import AsyncClient, Client, LeaseNotFoundError
 from tests.integration.buffers import create, trainer
 from tests.integration.plain import experience, uid
+from tests.integration.server import eventually
 
 TRAINER = """
 import pickle, sys
@@ -46,7 +47,8 @@ def test_a_streams_batch_is_acknowledged_in_another_process(
         assert trained_elsewhere(next(stream)) == str([uid(0, run) for run in range(2)])
         again = pickle.loads(pickle.dumps(next(stream)))
         assert trainer(client, name).num_leased_units == 2
-    # The stream's end gave the second one back.
+    # The stream's end gives the second one back.
+    eventually(lambda: trainer(client, name).num_leased_units == 0, "the second batch is back")
     with pytest.raises(LeaseNotFoundError):
         again.ack(4)
     assert client.state_dict(3, buffer=name)["step"] == 3
