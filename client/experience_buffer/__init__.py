@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from experience_buffer._sync.policy_watch import PolicyVersions as PolicyVersions
     from experience_buffer._sync.stream import SampleStream as SampleStream
     from experience_buffer._sync.writer import Writer as Writer
+    from experience_buffer.advice import Advice as Advice
+    from experience_buffer.advice import advise as advise
     from experience_buffer.aio import AsyncClient as AsyncClient
     from experience_buffer.client import Client as Client
     from experience_buffer.consumer_options import ConsumerConfig as ConsumerConfig
@@ -95,6 +97,7 @@ _NAMES: Final = {
     "_sync.policy_watch": ("PolicyVersions",),
     "_sync.stream": ("SampleStream",),
     "_sync.writer": ("Writer",),
+    "advice": ("Advice", "advise"),
     "aio": ("AsyncClient",),
     "client": ("Client",),
     "consumer_options": (

@@ -26,7 +26,17 @@ BUFFER_ROOMS = ("intake", "leaving", "delivery", "compute", "state")
 """Inside of `buffer`, below its own files."""
 CLIENT_ROOMS = (
     *("dataset", "collate", "collation", "_data", "client", "aio", "_sync", "_async", "_transport"),
-    *("_messages", "status", "values", "stats", "packed", "_packed", "trxp", "experience"),
+    *(
+        "_messages",
+        "status",
+        "values",
+        "advice",
+        "stats",
+        "packed",
+        "_packed",
+        "trxp",
+        "experience",
+    ),
     *("_payloads", "_prompt", "_fields", "_dense", "_codec", "options", "consumer_options"),
     *(
         "pacing",
