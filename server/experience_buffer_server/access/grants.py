@@ -72,7 +72,7 @@ class Identity:
         return ", ".join(sorted(covered))
 
 
-_SEEING = frozenset(("push", "sample", "operate"))
+_SEEING = frozenset(("push", "sample", "look", "operate"))
 
 
 class Grants:

@@ -52,7 +52,10 @@ def _stated(request: Any) -> str | None:
 
 _PUSH = frozenset(("push",))
 _SAMPLE = frozenset(("sample",))
+_LOOK = frozenset(("look", "sample"))
+"""Who may take it may see it, too."""
 _EITHER = frozenset(("push", "sample"))
+_ANY = frozenset(("push", "sample", "look"))
 _OPERATE = frozenset(("operate",))
 ANYONE: frozenset[str] = frozenset()
 ANY_GRANT = frozenset(ROLES)
@@ -76,14 +79,21 @@ _CALLS: dict[str, Rule] = {
     "Rewind": Rule(_SAMPLE, _buffer, is_audited=True),
     "DeclareSafe": Rule(_SAMPLE, _buffer, is_audited=True),
     "UpdatePriorities": Rule(_SAMPLE, _buffer),
-    "Get": Rule(_SAMPLE, _buffer),
-    "List": Rule(_SAMPLE, _buffer),
+    "Get": Rule(_LOOK, _buffer),
+    "List": Rule(_LOOK, _buffer),
+    "ListGroups": Rule(_LOOK, _buffer),
+    "GetGroup": Rule(_LOOK, _buffer),
+    "ListLeases": Rule(_LOOK, _buffer),
+    "ListSteps": Rule(_LOOK, _buffer),
+    "ListDepartures": Rule(_LOOK, _buffer),
+    "Scan": Rule(_LOOK, _buffer),
+    "GetTrends": Rule(_ANY, _buffer),
     "PublishPolicyVersion": Rule(_SAMPLE, _buffer),
     "Annotate": Rule(_EITHER, _buffer),
-    "WatchPolicyVersion": Rule(_EITHER, _buffer),
-    "GetBuffer": Rule(_EITHER, _named),
-    "ListBuffers": Rule(_EITHER, _none),
-    "GetStats": Rule(_EITHER, _stated),
+    "WatchPolicyVersion": Rule(_ANY, _buffer),
+    "GetBuffer": Rule(_ANY, _named),
+    "ListBuffers": Rule(_ANY, _none),
+    "GetStats": Rule(_ANY, _stated),
     "Delete": Rule(_OPERATE, _buffer, is_audited=True),
     "CreateBuffer": Rule(_OPERATE, _configured, is_audited=True),
     "UpdateBuffer": Rule(_OPERATE, _configured, is_audited=True),

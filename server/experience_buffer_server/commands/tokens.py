@@ -29,7 +29,7 @@ File = Annotated[Path, typer.Option("--file", help="The access file.")]
 def new(
     name: Annotated[str, typer.Option(help="Who gets it: shown in logs, counted by quotas.")],
     role: Annotated[
-        list[str], typer.Option(help="push, sample, operate or metrics; may be repeated.")
+        list[str], typer.Option(help="push, sample, look, operate or metrics; may be repeated.")
     ],
     buffer: Annotated[
         list[str] | None,

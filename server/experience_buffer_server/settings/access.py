@@ -10,8 +10,8 @@ from pydantic import AwareDatetime, Field, model_validator
 
 from experience_buffer_server.settings.consumer import Name, Section, spelled
 
-Role = Literal["push", "sample", "operate", "metrics"]
-ROLES: tuple[Role, ...] = ("push", "sample", "operate", "metrics")
+Role = Literal["push", "sample", "look", "operate", "metrics"]
+ROLES: tuple[Role, ...] = ("push", "sample", "look", "operate", "metrics")
 Pattern = Annotated[
     str,
     spelled(

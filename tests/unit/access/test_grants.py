@@ -34,7 +34,7 @@ def entry(token: str = "one", **values: object) -> GrantSettings:
         ("[server]\n", "server: unknown key"),
         (ENTRY + "role = 1\n", "grants.0.role: unknown key"),
         (ENTRY.replace('"push"', ""), "at least 1 item"),
-        (ENTRY.replace("push", "admin"), "'push', 'sample', 'operate' or 'metrics'"),
+        (ENTRY.replace("push", "admin"), "'push', 'sample', 'look', 'operate' or 'metrics'"),
         (ENTRY.replace(DIGEST, DIGEST.upper()), "SHA-256 digest"),
         (ENTRY.replace(DIGEST, "secret"), "SHA-256 digest"),
         (ENTRY + 'certificate_name = "x"\n', "either token_sha256 or certificate_name"),
