@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from experience_buffer import errors
-from experience_buffer.v1 import service_pb2, service_pb2_grpc
-from experience_buffer_server import __version__
-from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer.v1 import service_pb2
 from experience_buffer_server.buffer.state.entries import MAX_NOTE
 from experience_buffer_server.rpc import config_messages, inspection, messages
 from experience_buffer_server.rpc.abandoned_samples import SampleCall, SampleCalls
 from experience_buffer_server.rpc.gateway import Backend
+from experience_buffer_server.rpc.looking import Looking, until_sent
 from experience_buffer_server.rpc.push_codec import write_push
 from experience_buffer_server.rpc.push_stream import PushSession, policy_versions
 from experience_buffer_server.rpc.sample_call import sample
 from experience_buffer_server.rpc.sample_stream import SampleSession
 from experience_buffer_server.runtime import clock
-from experience_buffer_server.runtime.callers import caller_of, current_caller
-from experience_buffer_server.runtime.response_bytes import Hold
 
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
@@ -32,13 +28,12 @@ _SMALL_RESPONSE_BYTES = 4096
 """Of a response without payload."""
 
 
-class Service(service_pb2_grpc.ExperienceBufferServicer):
+class Service(Looking):
     """The servicer; errors become statuses in the interceptor."""
 
     def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+        super().__init__(backend)
         self._calls = SampleCalls()
-        self._started = time.monotonic()
 
     # Pushes don't come and go as messages, which the stubs ask for: see `push_codec`.
     async def Push(self, request: Any, context: Context) -> Any:
@@ -81,7 +76,7 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
                 self._backend,
                 request,
                 timeout_seconds=timeout,
-                until_sent=functools.partial(_until_sent, context),
+                until_sent=functools.partial(until_sent, context),
                 leased=call.leased,
             )
 
@@ -157,26 +152,6 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
         updated = await buffer.update_priorities(messages.priorities_from(request.updates))
         return messages.filled(service_pb2.UpdatePrioritiesResponse, updated)
 
-    async def Get(
-        self, request: service_pb2.GetRequest, context: Context
-    ) -> service_pb2.GetResponse:
-        """One experience."""
-        buffer = self._backend.buffer(request.buffer)
-        entry = buffer.find(request.uid)
-        num_bytes = 0 if entry is None else entry.record.payload_bytes
-        hold = self._backend.responses.take(caller_of(), num_bytes + _SMALL_RESPONSE_BYTES)
-        _until_sent(context, hold)
-        return await inspection.get(self._backend.store, buffer, request.uid)
-
-    async def List(
-        self, request: service_pb2.ListRequest, context: Context
-    ) -> service_pb2.ListResponse:
-        """A page of summaries."""
-        response = inspection.list_page(self._backend.buffer(request.buffer), request)
-        hold = self._backend.responses.take(caller_of(), response.ByteSize())
-        _until_sent(context, hold)
-        return response
-
     async def Annotate(
         self, request: service_pb2.AnnotateRequest, context: Context
     ) -> service_pb2.AnnotateResponse:
@@ -230,7 +205,7 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
         self, request: service_pb2.ListBuffersRequest, context: Context
     ) -> service_pb2.ListBuffersResponse:
         """All buffers."""
-        buffers = self._visible_buffers()
+        buffers = self.visible_buffers()
         return service_pb2.ListBuffersResponse(buffers=map(config_messages.buffer_message, buffers))
 
     async def DeleteBuffer(
@@ -261,20 +236,6 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
         reserved = buffer.reserve(request.groups, ttl_seconds=request.ttl_seconds)
         return messages.filled(service_pb2.ReserveGroupsResponse, reserved)
 
-    async def GetStats(
-        self, request: service_pb2.GetStatsRequest, context: Context
-    ) -> service_pb2.GetStatsResponse:
-        """Counts and waits."""
-        if request.buffer:
-            buffers = [self._backend.buffer(request.buffer)]
-        else:
-            buffers = self._visible_buffers()
-        return service_pb2.GetStatsResponse(
-            buffers=[messages.stats_message(buffer.stats()) for buffer in buffers],
-            server_version=__version__,
-            uptime_seconds=time.monotonic() - self._started,
-        )
-
     async def Snapshot(
         self, request: service_pb2.SnapshotRequest, context: Context
     ) -> service_pb2.SnapshotResponse:
@@ -287,11 +248,6 @@ class Service(service_pb2_grpc.ExperienceBufferServicer):
         taken = await self._backend.snapshots.take(request.label)
         return messages.filled(service_pb2.SnapshotResponse, taken)
 
-    def _visible_buffers(self) -> list[Buffer]:
-        """All buffers that the caller may see, by name."""
-        covers = current_caller().covers
-        return [buffer for buffer in self._backend.registry.all() if covers(buffer.name)]
-
 
 def _give_up_with(context: Context, call: SampleCall) -> None:
     """Offer again what a call has leased if it is cancelled, or cut off, before its answer has left."""
@@ -299,20 +255,6 @@ def _give_up_with(context: Context, call: SampleCall) -> None:
     def ended(ended: Any) -> None:
         if ended.cancelled():
             call.take_back()
-
-    # As below.
-    callback: Any = ended
-    context.add_done_callback(callback)
-
-
-def _until_sent(context: Context, hold: Hold) -> None:
-    """Release it with the end of the call.
-
-    What a handler returns stays in memory until it is sent: for ever, to a reader that stands still.
-    """
-
-    def ended(_: object) -> None:
-        hold.release()
 
     # The stubs ask for a class where the server takes any function.
     callback: Any = ended

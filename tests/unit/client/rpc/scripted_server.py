@@ -400,6 +400,7 @@ class ScriptedServer(service_pb2_grpc.ExperienceBufferServicer):
 
     SealGroup = DropGroup = GetBuffer = ListBuffers = _unused
     DeleteBuffer = PublishPolicyVersion = _unused
+    ListGroups = GetGroup = ListLeases = ListSteps = ListDepartures = GetTrends = Scan = _unused
 
     def _lease(self, consumer: str, world_size: int = 0) -> types_pb2.Lease:
         self.next_lease += 1

@@ -1,0 +1,128 @@
+"""The calls that look and change nothing, of the gRPC service. No rules here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from experience_buffer import errors
+from experience_buffer.v1 import looking_pb2, service_pb2, service_pb2_grpc
+from experience_buffer_server import __version__
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.rpc import inspection, messages
+from experience_buffer_server.rpc.gateway import Backend
+from experience_buffer_server.runtime.callers import caller_of, current_caller
+from experience_buffer_server.runtime.response_bytes import Hold
+
+if TYPE_CHECKING:
+    Context = grpc.aio.ServicerContext[Any, Any]
+
+_SMALL_RESPONSE_BYTES = 4096
+"""Of a response without payload."""
+
+
+class Looking(service_pb2_grpc.ExperienceBufferServicer):
+    """What can be asked without changing anything; errors become statuses in the interceptor."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._started = time.monotonic()
+
+    async def Get(
+        self, request: service_pb2.GetRequest, context: Context
+    ) -> service_pb2.GetResponse:
+        """One experience."""
+        buffer = self._backend.buffer(request.buffer)
+        entry = buffer.find(request.uid)
+        num_bytes = 0 if entry is None else entry.record.payload_bytes
+        hold = self._backend.responses.take(caller_of(), num_bytes + _SMALL_RESPONSE_BYTES)
+        until_sent(context, hold)
+        return await inspection.get(self._backend.store, buffer, request.uid)
+
+    async def List(
+        self, request: service_pb2.ListRequest, context: Context
+    ) -> service_pb2.ListResponse:
+        """A page of summaries."""
+        response = inspection.list_page(self._backend.buffer(request.buffer), request)
+        hold = self._backend.responses.take(caller_of(), response.ByteSize())
+        until_sent(context, hold)
+        return response
+
+    async def GetStats(
+        self, request: service_pb2.GetStatsRequest, context: Context
+    ) -> service_pb2.GetStatsResponse:
+        """Counts and waits."""
+        if request.buffer:
+            buffers = [self._backend.buffer(request.buffer)]
+        else:
+            buffers = self.visible_buffers()
+        return service_pb2.GetStatsResponse(
+            buffers=[messages.stats_message(buffer.stats()) for buffer in buffers],
+            server_version=__version__,
+            uptime_seconds=time.monotonic() - self._started,
+        )
+
+    async def ListGroups(
+        self, request: looking_pb2.ListGroupsRequest, context: Context
+    ) -> looking_pb2.ListGroupsResponse:
+        """Groups with their members."""
+        raise errors.UnsupportedError("ListGroups isn't there yet", subject="ListGroups")
+
+    async def GetGroup(
+        self, request: looking_pb2.GetGroupRequest, context: Context
+    ) -> looking_pb2.GetGroupResponse:
+        """One group, with how its advantages were computed."""
+        raise errors.UnsupportedError("GetGroup isn't there yet", subject="GetGroup")
+
+    async def ListLeases(
+        self, request: looking_pb2.ListLeasesRequest, context: Context
+    ) -> looking_pb2.ListLeasesResponse:
+        """Open leases."""
+        raise errors.UnsupportedError("ListLeases isn't there yet", subject="ListLeases")
+
+    async def ListSteps(
+        self, request: looking_pb2.ListStepsRequest, context: Context
+    ) -> looking_pb2.ListStepsResponse:
+        """What each training step has consumed."""
+        raise errors.UnsupportedError("ListSteps isn't there yet", subject="ListSteps")
+
+    async def ListDepartures(
+        self, request: looking_pb2.ListDeparturesRequest, context: Context
+    ) -> looking_pb2.ListDeparturesResponse:
+        """What left lately, and why."""
+        raise errors.UnsupportedError("ListDepartures isn't there yet", subject="ListDepartures")
+
+    async def GetTrends(
+        self, request: looking_pb2.GetTrendsRequest, context: Context
+    ) -> looking_pb2.GetTrendsResponse:
+        """The last minutes."""
+        raise errors.UnsupportedError("GetTrends isn't there yet", subject="GetTrends")
+
+    async def Scan(
+        self, request: service_pb2.ScanRequest, context: Context
+    ) -> AsyncIterator[service_pb2.ScanResponse]:
+        """Stored experiences with their payloads."""
+        raise errors.UnsupportedError("Scan isn't there yet", subject="Scan")
+        yield
+
+    def visible_buffers(self) -> list[Buffer]:
+        """All buffers that the caller may see, by name."""
+        covers = current_caller().covers
+        return [buffer for buffer in self._backend.registry.all() if covers(buffer.name)]
+
+
+def until_sent(context: Context, hold: Hold) -> None:
+    """Release it with the end of the call.
+
+    What a handler returns stays in memory until it is sent: for ever, to a reader that stands still.
+    """
+
+    def ended(_: object) -> None:
+        hold.release()
+
+    # The stubs ask for a class where the server takes any function.
+    callback: Any = ended
+    context.add_done_callback(callback)
