@@ -12,7 +12,7 @@ BENCH_ADVANTAGES_MODULE ?= benchmarks.advantages
 RUN := .venv/bin/python -m
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long lint format sync proto demo bench bench-peers bench-setup bench-advantages bench-saturation bench-scale bench-growth chaos soak fuzz install-run install-demo install-dev clean
+.PHONY: help run test test-long lint format sync proto demo bench bench-peers bench-setup bench-advantages bench-saturation bench-scale bench-growth chaos soak fuzz docs install-run install-demo install-dev clean
 
 help: ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile
@@ -78,6 +78,10 @@ fuzz: install-dev ## Give every reader a million hostile inputs; ARGS="push --ru
 	@$(RUN) tests.fuzz.install
 	@exec $(RUN) tests.fuzz $(ARGS)
 
+docs: install-dev ## Build the documentation's site into ./site; ARGS=serve shows it while you write.
+	@NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs $(if $(ARGS),$(ARGS),build --quiet) && \
+	if [ -z "$(ARGS)" ]; then echo "site/index.html is its first page"; fi
+
 install-run:
 	@$(PYTHON) scripts/install.py $(PROFILE)
 
@@ -88,5 +92,5 @@ install-dev:
 	@$(PYTHON) scripts/install.py dev
 
 clean: ## Remove .venv, generated code and caches; ./data stays.
-	rm -rf .venv client/experience_buffer/v1 dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv client/experience_buffer/v1 dist build site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find client server tests examples benchmarks scripts -name __pycache__ -type d -exec rm -rf {} +

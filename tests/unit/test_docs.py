@@ -22,7 +22,7 @@ from experience_buffer_server.commands import cli
 from experience_buffer_server.settings.server import load_settings
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted((*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "docker" / "README.md"))
+PAGES = sorted((*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "docker" / "README.md"))
 RUN_BY = {
     "README.md": "integration/test_readme.py",
     "access.md": "integration/test_access_docs.py",
@@ -155,9 +155,24 @@ def test_targets_of_make_exist(page: Path) -> None:
 def test_every_page_is_linked_from_the_readme() -> None:
     text = (ROOT / "README.md").read_text("utf-8")
     missing = [
-        page.name for page in (ROOT / "docs").glob("*.md") if f"docs/{page.name})" not in text
+        str(page.relative_to(ROOT))
+        for page in (ROOT / "docs").rglob("*.md")
+        if f"{page.relative_to(ROOT)})" not in text
     ]
     assert not missing
+
+
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    """Add it to `nav` in mkdocs.yml, where a reader would look for it."""
+    listed = re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    assert pages <= set(listed)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_list_within_a_list_is_indented_by_four(page: Path) -> None:
+    """With fewer the site makes one list of both, unlike code hosts."""
+    assert not re.findall(r"^ {2,3}(?:-|\d+\.) .*", _outside_of_code(page), re.MULTILINE)
 
 
 def test_the_page_on_performance_can_be_read_at_once() -> None:
