@@ -27,6 +27,7 @@ from experience_buffer_server.buffer.leaving.group_closing import Grouping
 from experience_buffer_server.buffer.leaving.removal import Removal
 from experience_buffer_server.buffer.leaving.retention import Retention
 from experience_buffer_server.buffer.state.buffer_state import BufferState
+from experience_buffer_server.buffer.state.departure import Cause
 from experience_buffer_server.buffer.state.entries import Entry, Group
 from experience_buffer_server.buffer.state.group_table import groups_of
 from experience_buffer_server.runtime import clock
@@ -106,13 +107,14 @@ class Flow:
     def check_whole(self, group: Group) -> None:
         """Go on with a group that is closed and all on disk, and with one that was dropped."""
         if group.row.closed == "dropped":
-            self.removal.discard([entry for entry in group.members if entry.durable])
+            gone = [entry for entry in group.members if entry.durable]
+            self.removal.discard(gone, Cause("group_dropped", group.row.note))
         if not group.is_whole or group.available or self.state.closed:
             return
         votes = [entry for entry in group.votes if entry.is_staying]
         group.available = bool(votes) and all(entry.available for entry in votes)
         if not votes:
-            self.removal.discard(group.members)
+            self.removal.discard(group.members, Cause("failed", "nothing but failed rollouts"))
             return
         self.offers.offer_group(group)
         self.eviction.stored(group.members[:1])
@@ -166,7 +168,7 @@ class Flow:
                 kept.append(unit)
             else:
                 dropped += unit
-        self.removal.drop(dropped)
+        self.removal.drop(dropped, Cause("stale", f"too stale for consumer {consumer!r}"))
         self.state.metrics.dropped(self.state.name, "stale", len(dropped))
         return kept
 

@@ -151,10 +151,10 @@ class Acks:
         if not done:
             return None
         batch = self._changes.batch()
-        leaving = departure.leave(self._state, batch, done, "consumed")
+        leaving = departure.leave(self._state, batch, done, departure.CONSUMED)
 
         def failed(error: BaseException) -> None:
-            departure.stay(self._state, leaving, "consumed")
+            departure.stay(self._state, leaving, departure.CONSUMED)
             self._changes.owe_again(self._leave_if_done, [entry.record.seq for entry in done])
             _log.warning("%d consumed experiences can't be removed yet: %s", len(done), error)
 

@@ -156,7 +156,7 @@ class Timelines:
             for entry, acked_step in acks:
                 self._progress.note_unsafe(entry, consumer.name, acked_step)
             self._progress.note_behind(entries)
-            departure.stay(self._state, leaving, "consumed")
+            departure.stay(self._state, leaving, departure.CONSUMED)
 
         return self._changes.submit(batch, stored, failed)
 

@@ -244,7 +244,7 @@ class Line:
 
         def failed(error: BaseException) -> None:
             # Passed over in memory all the same: after a restart it is judged again.
-            departure.stay(self._state, leaving, "consumed")
+            departure.stay(self._state, leaving, departure.CONSUMED)
             self._state.events.postpone(leaving)
 
         self._state.changes.spawn(batch, lambda: departure.forget(self._state, leaving), failed)

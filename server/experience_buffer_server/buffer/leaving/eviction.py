@@ -21,6 +21,7 @@ from experience_buffer_server.buffer.leaving.removal import (
     unit_key,
 )
 from experience_buffer_server.buffer.state.buffer_state import BufferState
+from experience_buffer_server.buffer.state.departure import Cause
 from experience_buffer_server.buffer.state.entries import Entry, Group, value_of
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.tuning import TUNING
@@ -28,6 +29,7 @@ from experience_buffer_server.sampling.selectors import Selector
 from experience_buffer_server.sampling.units import Unit
 
 _SHED_BYTES_PER_TICK = 1 << 30
+_WHY = "the buffer was full"
 
 
 @dataclass(slots=True)
@@ -170,7 +172,10 @@ class Eviction:
         if chosen.entries:
             self._begin(chosen.freed)
             self._removal.remove_now(
-                chosen.entries, lambda: self._gone(chosen), lambda: self._stay(chosen)
+                chosen.entries,
+                Cause("evicted", _WHY),
+                lambda: self._gone(chosen),
+                lambda: self._stay(chosen),
             )
         for group in torn:
             self._drop(group)
@@ -196,7 +201,7 @@ class Eviction:
         """Drop an open group."""
         (freed := Freed()).add(group.members)
         self._begin(freed)
-        dropping = self._grouping.evict_open(group, "evicted: the buffer was full")
+        dropping = self._grouping.evict_open(group, f"evicted: {_WHY}")
         dropping.add_done_callback(lambda _: self._end(freed))
 
     def _choose(self, num_items: int, num_bytes: int, *, most: int) -> _Chosen:

@@ -14,6 +14,7 @@ from experience_buffer import errors
 from experience_buffer._show import counted
 from experience_buffer_server.buffer.leaving.removal import Removal
 from experience_buffer_server.buffer.state.buffer_state import BufferState
+from experience_buffer_server.buffer.state.departure import Cause
 from experience_buffer_server.buffer.state.entries import Entry, Group
 from experience_buffer_server.buffer.state.group_keys import namesake, wrong_key
 from experience_buffer_server.buffer.state.group_table import Closing, put_row
@@ -169,7 +170,9 @@ class Grouping:
         # Submitted here and now: nobody can lease one of them in between.
         self._changes.log(self._submit_row(group, stored, failed))
         if lacking:
-            self._removal.remove_now(lacking, removed)
+            names = ", ".join(dict.fromkeys(name for entry in lacking for name in entry.missing))
+            cause = Cause("missing_field", f"{names} still missing at its group's deadline")
+            self._removal.remove_now(lacking, cause, removed)
 
     def withhold(self, group: Group, batch: WriteBatch) -> Awaitable[int]:
         """Drop a group that has nothing to teach: all its rewards are equal.
@@ -242,7 +245,10 @@ class Grouping:
         is_new = self._close_dropped(group, reason) or group.row.id in self._undone
         members = [entry for entry in group.members if entry.durable and not entry.leaving]
         self._state.withdraw(members)
-        commits = (self._submit_row(group), self._removal.remove_free(members))
+        commits = (
+            self._submit_row(group),
+            self._removal.remove_free(members, Cause(label, reason)),
+        )
 
         async def finish() -> int:
             try:

@@ -15,7 +15,7 @@ from functools import partial
 from experience_buffer_server.buffer.delivery.offers import Offers
 from experience_buffer_server.buffer.state import departure
 from experience_buffer_server.buffer.state.buffer_state import BufferState
-from experience_buffer_server.buffer.state.departure import LeaveReason
+from experience_buffer_server.buffer.state.departure import CONSUMED, Cause
 from experience_buffer_server.buffer.state.entries import Entry, Group
 from experience_buffer_server.buffer.state.group_table import groups_of
 from experience_buffer_server.runtime.tuning import TUNING
@@ -74,7 +74,7 @@ class Removal:
         self._contents = state.contents
         self._changes = state.changes
 
-    def remove_free(self, entries: Sequence[Entry]) -> asyncio.Future[None]:
+    def remove_free(self, entries: Sequence[Entry], cause: Cause) -> asyncio.Future[None]:
         """Remove those of the entries that nobody holds, and let nobody else have the others.
 
         The future raises StoreFullError where the removal can't be stored; nothing is removed.
@@ -83,43 +83,49 @@ class Removal:
         if held:
             departure.give_up(self._state, held)
         free = [entry for entry in entries if not self._state.is_leased(entry)]
-        return self._submit_removal(free, "discarded")
+        return self._submit_removal(free, cause)
 
-    def discard(self, entries: Sequence[Entry]) -> None:
+    def discard(self, entries: Sequence[Entry], cause: Cause) -> None:
         """Remove those of the entries that nobody holds, and that nobody is to get any more."""
-        self._discard(entries, self._drop_again)
+        self._discard(entries, cause, self._drop_again)
 
     def discard_done(self, entries: Iterable[Entry]) -> None:
         """Remove those of the entries that every consumer has done with."""
         self._discard(
             [entry for entry in entries if self._state.progress.is_done(entry)],
+            CONSUMED,
             self._discard_done_again,
         )
 
-    def drop(self, entries: Sequence[Entry]) -> None:
+    def drop(self, entries: Sequence[Entry], cause: Cause) -> None:
         """Remove those of the entries that nobody holds, and offer what is left of their groups."""
         self._state.withdraw([entry for entry in entries if not self._state.is_leased(entry)])
         look = self._look_again_at
-        if not self._discard(entries, self._drop_again, stored=look):
+        if not self._discard(entries, cause, self._drop_again, stored=look):
             look(entries)
 
     def postpone(self, entries: Iterable[Entry]) -> None:
         """Remove what every consumer has done with, as soon as there is room."""
-        seqs = [entry.record.seq for entry in entries]
-        self._changes.owe_again(self._discard_done_again, seqs)
+        owed = [(entry.record.seq, CONSUMED) for entry in entries]
+        self._changes.owe_again(self._discard_done_again, owed)
 
-    def _drop_again(self, seqs: Sequence[int]) -> None:
-        # What is left of their groups may have waited for this.
-        self.drop(self._contents.by_seqs(seqs))
+    def _drop_again(self, owed: Sequence[tuple[int, Cause]]) -> None:
+        causes: dict[Cause, list[int]] = {}
+        for seq, cause in owed:
+            causes.setdefault(cause, []).append(seq)
+        for cause, seqs in causes.items():
+            # What is left of their groups may have waited for this.
+            self.drop(self._contents.by_seqs(seqs), cause)
 
-    def _discard_done_again(self, seqs: Sequence[int]) -> None:
+    def _discard_done_again(self, owed: Sequence[tuple[int, Cause]]) -> None:
         # A consumer that was added since may want it.
-        self.discard_done(self._contents.by_seqs(seqs))
+        self.discard_done(self._contents.by_seqs(seq for seq, _ in owed))
 
     def _discard(
         self,
         entries: Sequence[Entry],
-        again: Callable[[Sequence[int]], None],
+        cause: Cause,
+        again: Callable[[Sequence[tuple[int, Cause]]], None],
         stored: Callable[[Sequence[Entry]], None] | None = None,
     ) -> bool:
         """Submitted here and now: nobody can lease them in between. False if there is nothing to do."""
@@ -131,10 +137,10 @@ class Removal:
 
         def failed() -> None:
             # Nobody will ask for it again: it is tried again until there is room.
-            self._changes.owe_again(again, [entry.record.seq for entry in free])
+            self._changes.owe_again(again, [(entry.record.seq, cause) for entry in free])
 
         then = None if stored is None else partial(stored, free)
-        self._changes.log(self._submit_removal(free, "discarded", then, failed))
+        self._changes.log(self._submit_removal(free, cause, then, failed))
         return True
 
     def _look_again_at(self, entries: Sequence[Entry]) -> None:
@@ -146,7 +152,12 @@ class Removal:
         # A batch that was drawn with replacement holds a unit several times.
         seqs = dict.fromkeys(seq for unit in units for seq in unit.seqs)
         entries = self._contents.by_seqs(seqs)
-        self.discard(entries)
+        causes: dict[Cause, list[Entry]] = {}
+        for entry in entries:
+            note = "" if entry.group is None else entry.group.row.note
+            causes.setdefault(Cause("group_dropped", note), []).append(entry)
+        for cause, gone in causes.items():
+            self.discard(gone, cause)
         # Others may hold them still.
         departure.give_up(self._state, [entry for entry in entries if not entry.leaving])
         # Tombstones of a dropped group aren't in its unit, and nobody else may come back for them.
@@ -158,13 +169,13 @@ class Removal:
     def _submit_removal(
         self,
         entries: Sequence[Entry],
-        reason: LeaveReason,
+        cause: Cause,
         stored: Callable[[], None] | None = None,
         failed: Callable[[], None] | None = None,
     ) -> asyncio.Future[None]:
         """Remove durable entries that nobody holds; what follows from how it ends comes last."""
         batch = self._changes.batch()
-        leaving = departure.leave(self._state, batch, entries, reason)
+        leaving = departure.leave(self._state, batch, entries, cause)
 
         def on_disk() -> None:
             departure.forget(self._state, leaving)
@@ -175,7 +186,7 @@ class Removal:
                 stored()
 
         def refused(error: BaseException) -> None:
-            departure.stay(self._state, leaving, reason)
+            departure.stay(self._state, leaving, cause)
             if failed is not None:
                 failed()
 
@@ -184,6 +195,7 @@ class Removal:
     def remove_now(
         self,
         entries: Sequence[Entry],
+        cause: Cause,
         stored: Callable[[], None],
         failed: Callable[[], None] | None = None,
     ) -> None:
@@ -200,7 +212,7 @@ class Removal:
             if failed is not None:
                 failed()
 
-        self._changes.log(self._submit_removal(entries, "discarded", stored, stay))
+        self._changes.log(self._submit_removal(entries, cause, stored, stay))
 
     async def delete(self, entries: Sequence[Entry]) -> tuple[list[Entry], int]:
         """Remove entries that nobody holds, and offer again what is left of their groups.
@@ -239,7 +251,7 @@ class Removal:
             num_deleted = sum(not entry.record.tombstone for entry in free)
             self._state.metrics.dropped(self._state.name, "deleted", num_deleted)
 
-        await self._submit_removal(free, "deleted", stored, over)
+        await self._submit_removal(free, Cause("deleted"), stored, over)
         return held, len(free)
 
     def _look_again(self, group: Group) -> None:

@@ -28,6 +28,7 @@ from experience_buffer_server.buffer.leaving.removal import (
     unit_key,
 )
 from experience_buffer_server.buffer.state.buffer_state import BufferState
+from experience_buffer_server.buffer.state.departure import Cause
 from experience_buffer_server.buffer.state.entries import Entry, age_of
 from experience_buffer_server.runtime.tuning import TUNING
 from experience_buffer_server.sampling.staleness import why_stale
@@ -225,6 +226,7 @@ class Retention:
                 entries = [entry for members in units.values() for entry in members]
                 self._removal.remove_now(
                     entries,
+                    Cause(why, self._limit(why)),
                     partial(self._gone, why, entries),
                     partial(self._stay, list(units), this.now),
                 )

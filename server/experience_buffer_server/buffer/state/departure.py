@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from typing import Final, NamedTuple
 
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.consumers import Consumer
@@ -20,8 +20,25 @@ from experience_buffer_server.runtime import clock
 from experience_buffer_server.sampling.limiter import LimiterPlan
 from experience_buffer_server.store.interface import WriteBatch
 
-LeaveReason = Literal["consumed", "discarded", "deleted"]
-"""Why an experience leaves; a deleted one can be pushed again."""
+
+class Cause(NamedTuple):
+    """Why experiences leave: "consumed", "deleted" (those can be pushed again), or as drops are counted."""
+
+    reason: str
+    message: str = ""
+    """More about it, in words."""
+    consumer: str = ""
+    """Whose ack it was, where an ack lets them leave at once."""
+    step: int | None = None
+    """Its training step."""
+
+    @property
+    def is_consumed(self) -> bool:
+        """Every consumer has done with them."""
+        return self.reason == "consumed"
+
+
+CONSUMED: Final = Cause("consumed")
 
 
 def note_consumed(
@@ -39,7 +56,8 @@ def note_consumed(
         state.progress.put_consumer(batch, state.consumers[consumer])
     entries = state.contents.by_seqs(seqs)
     state.progress.note_acks(entries, consumer, step)
-    return leave_if_done(state, batch, dict.fromkeys(entries), acked_by=consumer)
+    cause = Cause("consumed", consumer=consumer, step=step)
+    return leave_if_done(state, batch, dict.fromkeys(entries), cause)
 
 
 def revert_consumed(
@@ -58,15 +76,15 @@ def revert_consumed(
     state.progress.ack_ended(seqs, consumer)
     # Another consumer's rows, stored meanwhile, say that it was.
     state.progress.note_behind(seqs)
-    stay(state, leaving, "consumed")
+    stay(state, leaving, CONSUMED)
 
 
 def leave_if_done(
-    state: BufferState, batch: WriteBatch, entries: Iterable[Entry], *, acked_by: str = ""
+    state: BufferState, batch: WriteBatch, entries: Iterable[Entry], cause: Cause = CONSUMED
 ) -> list[Entry]:
     """Remove those of the entries that all have consumed, and store the others' progress.
 
-    With `acked_by` a consumer's ack of them is in the batch, and `Progress.ack_ended` follows.
+    Where the cause names a consumer, its ack of them is in the batch, and `Progress.ack_ended` follows.
     """
     done = []
     for entry in entries:
@@ -74,13 +92,13 @@ def leave_if_done(
             done.append(entry)
         else:
             state.progress.put(batch, entry)
-            if acked_by:
-                state.progress.ack_begun(entry, acked_by)
-    return leave(state, batch, done, "consumed")
+            if cause.consumer:
+                state.progress.ack_begun(entry, cause.consumer)
+    return leave(state, batch, done, cause)
 
 
 def leave(
-    state: BufferState, batch: WriteBatch, entries: Sequence[Entry], reason: LeaveReason
+    state: BufferState, batch: WriteBatch, entries: Sequence[Entry], cause: Cause
 ) -> list[Entry]:
     """Remove entries, and with a group's last experience its tombstones and its row.
 
@@ -95,10 +113,10 @@ def leave(
     for group in groups_of(leaving):
         count = counts[group.row.id]
         if group.is_open:
-            _leave_open(state, batch, group, count, reason)
+            _leave_open(state, batch, group, count, cause)
         else:
-            leaving += _leave_closed(state, batch, group, count, reason, now)
-    _note_leaving(state, batch, leaving, consumed=reason == "consumed")
+            leaving += _leave_closed(state, batch, group, count, cause, now)
+    _note_leaving(state, batch, leaving, consumed=cause.is_consumed)
     if any(entry.record.generation > state.noted_seq for entry in leaving):
         # After a crash none of them says any more that its number was given.
         state.noted_seq = state.contents.last_seq
@@ -106,26 +124,26 @@ def leave(
     for entry in leaving:
         record = entry.record
         batch.remove(state.id, record)
-        if reason != "deleted":
+        if cause.reason != "deleted":
             batch.remember(state.id, "uid", record.uid, record.digest, now)
     return leaving
 
 
 def _leave_open(
-    state: BufferState, batch: WriteBatch, group: Group, count: int, reason: LeaveReason
+    state: BufferState, batch: WriteBatch, group: Group, count: int, cause: Cause
 ) -> None:
     """What is consumed still counts towards the size; without a size there is nothing to keep."""
-    if reason == "consumed":
+    if cause.is_consumed:
         group.row.num_consumed += count
     rest = any(not entry.leaving for entry in group.members)
     if not rest and not (group.row.size and group.row.num_consumed):
         batch.delete_group(state.id, group.row.id)
-    elif reason == "consumed":
+    elif cause.is_consumed:
         batch.put_group(state.id, group.row)
 
 
 def _leave_closed(
-    state: BufferState, batch: WriteBatch, group: Group, count: int, reason: LeaveReason, now: float
+    state: BufferState, batch: WriteBatch, group: Group, count: int, cause: Cause, now: float
 ) -> list[Entry]:
     """Its size is that of its members, unless some were consumed.
 
@@ -133,16 +151,16 @@ def _leave_closed(
     """
     rest = [entry for entry in group.members if not entry.leaving]
     is_last = all(entry.record.tombstone and entry.durable for entry in rest)
-    if reason != "consumed":
+    if not cause.is_consumed:
         group.row.size -= count + is_last * len(rest)
     if not is_last:
-        if reason != "consumed":
+        if not cause.is_consumed:
             batch.put_group(state.id, group.row)
         return []
     for entry in rest:
         entry.leaving = True
     batch.delete_group(state.id, group.row.id)
-    if reason != "deleted":
+    if cause.reason != "deleted":
         batch.remember(state.id, "group", group.row.key, group.row.closed.encode(), now)
     return rest
 
@@ -160,7 +178,7 @@ def forget(state: BufferState, leaving: Sequence[Entry]) -> None:
         state.contents.groups.left(group)
 
 
-def stay(state: BufferState, leaving: Sequence[Entry], reason: LeaveReason) -> None:
+def stay(state: BufferState, leaving: Sequence[Entry], cause: Cause) -> None:
     """The batch failed: the entries are still here."""
     state.noted_seq = 0
     _note_staying(state, leaving)
@@ -171,9 +189,9 @@ def stay(state: BufferState, leaving: Sequence[Entry], reason: LeaveReason) -> N
         entry.leaving = False
         if entry.group is None:
             continue
-        if reason == "consumed" and entry.group.is_open:
+        if cause.is_consumed and entry.group.is_open:
             entry.group.row.num_consumed -= 1
-        elif reason != "consumed" and not entry.group.is_open:
+        elif not cause.is_consumed and not entry.group.is_open:
             entry.group.row.size += 1
 
 

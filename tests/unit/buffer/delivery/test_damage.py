@@ -159,7 +159,7 @@ async def test_numbers_are_noted_once_for_many_removals(world: World) -> None:
     noted = []
     for run in (0, 1, 4, 3):
         batch = world.store.batch()
-        departure.leave(buffer.state, batch, [entry_of(buffer, 1, run)], "deleted")
+        departure.leave(buffer.state, batch, [entry_of(buffer, 1, run)], departure.Cause("deleted"))
         noted.append(sum(kind == Kind.LAST_SEQ for kind, *_ in batch.operations))
         await buffer.push(push((2, run)))
     assert noted == [1, 0, 0, 0]
