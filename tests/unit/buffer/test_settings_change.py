@@ -9,6 +9,7 @@ import pytest
 from experience_buffer import errors
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.registry import Registry
+from experience_buffer_server.buffer.state.departure import Cause
 from experience_buffer_server.store.interface import StoreFullError
 from tests.refusing_store import Refusals
 from tests.unit.buffer_verbs import consume, of_version, take
@@ -170,7 +171,7 @@ async def test_nobody_leases_what_is_being_discarded(world: World) -> None:
     buffer = await world.holding(of_version(0, (0, 0)), consumers=consumers)
     buffer.row.policy_version = 3
     assert await take(buffer, 1, "fresh") == 0
-    buffer.flow.removal.drop(list(buffer.state.contents))
+    buffer.flow.removal.drop(list(buffer.state.contents), Cause("stale"))
     assert not any(entry.is_staying for entry in buffer.state.contents)
     await buffer.drain()
     assert len(buffer.state.contents) == 0
@@ -181,7 +182,7 @@ async def test_what_is_left_of_a_group_is_offered_once_the_rest_is_dropped(world
     await buffer.push(push((0, 0), (0, 1)))
     refusals = Refusals(world.store)
     refusals.num_next = 1
-    buffer.flow.removal.drop([next(iter(buffer.state.contents))])
+    buffer.flow.removal.drop([next(iter(buffer.state.contents))], Cause("stale"))
     await buffer.drain()
     assert len(buffer.state.contents) == 2
     await settle(buffer, after=10)
