@@ -49,7 +49,7 @@ def test_the_commands_the_configuration_and_the_client(
     authority = Authority(folder)
     pair = authority.issue("server", "buffer.example")
     (folder / "clients-ca.pem").write_bytes((folder / "ca.pem").read_bytes())
-    umask, new_worker, new_trainer, show, revoke = block("", "token new").strip().splitlines()
+    umask, new_worker, new_trainer, show, revoke = block("sh", "token new").strip().splitlines()
     assert umask == "umask 077"
     run(new_worker)
     run(new_trainer)

@@ -41,7 +41,7 @@ def test_snapshots_are_taken_and_restored_as_the_page_says(
     settings, buffers = _blocks("toml")
     server = make_server(toml=settings.replace("/backup/experience-buffer", str(backup)))
     ask, train = _blocks("python")
-    take, restore, _ = _blocks("")
+    take, restore, _ = _blocks("sh")
     with Client(server.address) as client:
         consumer = ConsumerConfig("trainer")
         client.update_buffer("default", group_by="none")

@@ -20,28 +20,9 @@ from experience_buffer.dataset import ExperienceDataset
 from experience_buffer.packed import PackedBatch
 from experience_buffer_server.commands import cli
 from experience_buffer_server.settings.server import load_settings
+from tests.pages import NOT_RUN, PAGES, RUN_BY, blocks, followed, named
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted((*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "docker" / "README.md"))
-RUN_BY = {
-    "README.md": "integration/test_readme.py",
-    "access.md": "integration/test_access_docs.py",
-    "advantages.md": "unit/advantages/test_docs.py",
-    "client.md": "integration/test_client_docs.py",
-    "datasets.md": "integration/test_datasets_docs.py",
-    "delivery.md": "integration/test_delivery_docs.py",
-    "estimators.md": "unit/advantages/test_docs.py",
-    "experiences.md": "unit/client/test_experiences_docs.py",
-    "packed.md": "unit/client/packed/test_packed.py",
-    "snapshots.md": "integration/test_snapshot_docs.py",
-}
-"""Which test runs the Python of a page."""
-
-
-def _blocks(page: Path) -> list[tuple[str, str]]:
-    """Kind and text of the page's blocks of code."""
-    found = re.findall(r"^```(\w*)\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
-    return [(kind, text) for kind, text in found]
 
 
 def _commands() -> Iterator[tuple[str, set[str]]]:
@@ -84,18 +65,46 @@ def test_paths_of_the_project_exist(page: Path) -> None:
     assert not missing
 
 
-def test_every_example_in_python_is_run() -> None:
+def test_every_example_is_run() -> None:
     shown = {
-        page.name for page in PAGES if any(kind in ("python", "pycon") for kind, _ in _blocks(page))
+        named(page): {block.kind for block in blocks(page)} & {"python", "pycon", "console"}
+        for page in PAGES
     }
-    assert shown == RUN_BY.keys()
+    names = {name for name, kinds in shown.items() if kinds}
+    assert names == RUN_BY.keys() | {named(page) for page in followed()}
     for name, test in RUN_BY.items():
         assert f'"{name}"' in (ROOT / "tests" / test).read_text("utf-8"), test
+        assert "console" not in shown[name], f"{name}: its test runs no commands: call them `sh`"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_file_of_the_project_is_shown_as_it_is(page: Path) -> None:
+    for block in blocks(page):
+        file = ROOT / block.title
+        if block.title and file.is_file():
+            assert block.text == file.read_text("utf-8"), f"{page.name}, line {block.line}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_are_called_so_and_are_known(page: Path) -> None:
+    """What others there are has a reason not to be checked; `tests/pages.py` says which."""
+    for block in blocks(page):
+        known = r"(?:\S*/)?(?:experience-buffer|make|pip|docker|python3?|curl)(?: |$)"
+        if block.kind in ("", "text"):
+            assert not re.search(f"^(?:\\$ )?{known}", block.text, re.MULTILINE), (
+                f"{page.name}, line {block.line}: call it `sh`, or `console` if it is to be run"
+            )
+        for line in block.text.replace("\\\n", "").splitlines() if block.kind == "sh" else ():
+            is_ours = re.match(r"(?:\S*/)?experience-buffer |make ", line)
+            is_left = any(re.match(rf"(?:\S*/)?{re.escape(each)} ", line) for each in NOT_RUN)
+            assert is_ours or is_left or not line.split("#")[0].strip(), (
+                f"{page.name}, line {block.line}: {line}: run it (`console`), or say why not"
+            )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_configuration_loads(page: Path, tmp_path: Path) -> None:
-    configurations = [text for kind, text in _blocks(page) if kind == "toml"]
+    configurations = [block.text for block in blocks(page) if block.kind == "toml"]
     # An access file is no configuration: `test_access_docs.py` reads it.
     for text in (text for text in configurations if "[[grants]]" not in text):
         path = tmp_path / "server.toml"
@@ -110,8 +119,8 @@ def test_commands_and_their_options_exist(page: Path) -> None:
     text = page.read_text("utf-8")
     # Inline, or a line of a block; not the name of the project within a sentence.
     shown = re.findall(r"`experience-buffer ([a-z][^`\n]*)", text)
-    blocks = "".join(code for _, code in _blocks(page))
-    shown += re.findall(r"(?<![\w.-])(?:[.\w]*/)*experience-buffer ([a-z]+\b(?!:).*)", blocks)
+    code = "".join(block.text for block in blocks(page))
+    shown += re.findall(r"(?<![\w.-])(?:[.\w]*/)*experience-buffer ([a-z]+\b(?!:).*)", code)
     for line in shown:
         groups = {name.split()[0] for name in commands}
         assert line.split()[0] in groups, f"{page.name}: experience-buffer {line}"
