@@ -56,6 +56,11 @@ if TYPE_CHECKING:
     from experience_buffer.errors import WrongStateError as WrongStateError
     from experience_buffer.experience import CustomField as CustomField
     from experience_buffer.experience import Experience as Experience
+    from experience_buffer.history import Departure as Departure
+    from experience_buffer.history import Departures as Departures
+    from experience_buffer.history import Distribution as Distribution
+    from experience_buffer.history import StepInfo as StepInfo
+    from experience_buffer.history import Trends as Trends
     from experience_buffer.options import AdvantageConfig as AdvantageConfig
     from experience_buffer.options import BufferConfig as BufferConfig
     from experience_buffer.options import ClientOptions as ClientOptions
@@ -138,6 +143,7 @@ _NAMES: Final = {
         "CustomField",
         "Experience",
     ),
+    "history": ("Departure", "Departures", "Distribution", "StepInfo", "Trends"),
     "options": (
         "AdvantageConfig",
         "BufferConfig",

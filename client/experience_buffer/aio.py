@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from experience_buffer._async.buffer_verbs import AsyncBufferVerbs
 from experience_buffer._async.content_verbs import AsyncContentVerbs
+from experience_buffer._async.history_verbs import AsyncHistoryVerbs
 from experience_buffer._async.transfer_verbs import AsyncTransferVerbs
 
 __all__ = ["AsyncClient"]
 __dir__ = __all__.copy
 
 
-class AsyncClient(AsyncTransferVerbs, AsyncContentVerbs, AsyncBufferVerbs):
+class AsyncClient(AsyncTransferVerbs, AsyncContentVerbs, AsyncHistoryVerbs, AsyncBufferVerbs):
     """Talks to an experience buffer server from an event loop; the verbs are `Client`'s.
 
     It can be shared between the tasks of one loop and pickled: the connection is made when first

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from experience_buffer._sync.buffer_verbs import BufferVerbs
 from experience_buffer._sync.content_verbs import ContentVerbs
+from experience_buffer._sync.history_verbs import HistoryVerbs
 from experience_buffer._sync.transfer_verbs import TransferVerbs
 
 __all__ = ["Client"]
 __dir__ = __all__.copy
 
 
-class Client(TransferVerbs, ContentVerbs, BufferVerbs):
+class Client(TransferVerbs, ContentVerbs, HistoryVerbs, BufferVerbs):
     """Talks to an experience buffer server.
 
     It can be shared between threads, pickled, and used after a fork: the connection is made

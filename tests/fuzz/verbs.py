@@ -36,6 +36,7 @@ from experience_buffer import (
 from experience_buffer._messages import sample_bytes
 from experience_buffer.dataset import ExperienceDataset, LeaseTicket
 from experience_buffer.options import BufferChanges
+from experience_buffer.v1 import looking_pb2
 from experience_buffer.v1 import service_pb2 as pb
 from tests.fuzz import hostile
 
@@ -64,7 +65,8 @@ class Counting:
         self.num_sent += 1
         if not isinstance(request, bytes):
             request.SerializeToString()
-        answer: Any = getattr(pb, f"{method}Response")()
+        name = f"{method}Response"
+        answer: Any = (getattr(pb, name, None) or getattr(looking_pb2, name))()
         if method == "Sample":
             answer.lease.id = 3
             answer = sample_bytes.Received(answer, (), b"")

@@ -22,7 +22,7 @@ SERVER_ROOMS = (
     *("runtime", "settings", "advantages", "sampling"),
 )
 """From the top down: a room imports from those after it. `__main__` and `app` are files."""
-BUFFER_ROOMS = ("intake", "leaving", "delivery", "compute", "state")
+BUFFER_ROOMS = ("intake", "leaving", "delivery", "compute", "state", "telemetry")
 """Inside of `buffer`, below its own files."""
 CLIENT_ROOMS = (
     *("dataset", "collate", "collation", "_data", "client", "aio", "_sync", "_async", "_transport"),
@@ -32,6 +32,7 @@ CLIENT_ROOMS = (
         "values",
         "advice",
         "stats",
+        "history",
         "packed",
         "_packed",
         "trxp",

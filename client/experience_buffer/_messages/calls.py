@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 from experience_buffer._messages import convert, fields
 from experience_buffer._messages.names import STATE
 from experience_buffer.errors import InvalidRequestError
+from experience_buffer.v1 import looking_pb2
 from experience_buffer.v1 import service_pb2 as pb
 from experience_buffer.values import DeleteResult, ExperienceState
 
@@ -54,7 +55,9 @@ def call_of(
     Raises:
         InvalidRequestError: A value has the wrong type or sign.
     """
-    return Call(method, build(getattr(pb, f"{method}Request"), **values), parse, idempotent)
+    name = f"{method}Request"
+    kind = getattr(pb, name, None) or getattr(looking_pb2, name)
+    return Call(method, build(kind, **values), parse, idempotent)
 
 
 def number(field: str) -> Callable[[Any], int]:

@@ -32,9 +32,19 @@ from experience_buffer.consumer_options import (
     Staleness,
 )
 from experience_buffer.eid import EID
+from experience_buffer.history import (
+    Acknowledgement,
+    ConsumerTrend,
+    Departure,
+    DepartureCount,
+    Distribution,
+    HistoryEvent,
+    StepInfo,
+    TrendPoint,
+)
 from experience_buffer.options import AdvantageConfig, BufferConfig, Retention
 from experience_buffer.outcomes import AnnotateOutcome, PushOutcome, PushResult
-from experience_buffer.v1 import config_pb2, service_pb2, types_pb2
+from experience_buffer.v1 import config_pb2, looking_pb2, service_pb2, types_pb2
 from experience_buffer.values import (
     BufferInfo,
     BufferStats,
@@ -53,6 +63,8 @@ _KINDS: Final[dict[str, type[Any]]] = {
     for kind in (
         *(BufferConfig, ConsumerConfig, Limiter, Pacing, Retention, Selector, Staleness),
         *(BufferStats, ConsumerStats, ExperienceSummary),
+        *(Acknowledgement, ConsumerTrend, Departure, DepartureCount, Distribution),
+        *(HistoryEvent, StepInfo, TrendPoint),
     )
 }
 """By the name that a value's class and its message share."""
@@ -229,6 +241,11 @@ def page(
 ) -> tuple[tuple[ExperienceSummary, ...], str]:
     """Translate one page of summaries; with the next page's token, empty after the last."""
     return tuple(map(_part, message.experiences)), message.next_page_token
+
+
+def steps(message: looking_pb2.ListStepsResponse) -> tuple[StepInfo, ...]:
+    """Translate the training steps that an answer describes."""
+    return tuple(map(_part, message.steps))
 
 
 def policy_version(message: Any) -> int | None:
