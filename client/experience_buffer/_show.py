@@ -108,10 +108,11 @@ def cut(text: str, most_chars: int) -> str:
 def line(text: str) -> str:
     """A repr that takes two lines at most, whatever is in it: nothing that moves a cursor."""
     text = text if len(text) <= _MOST_LINE else f"{text[: _MOST_LINE - 2]}…{text[-1]}"
-    return _printable(text)
+    return printable(text)
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
+    """A text in which what can't be seen, or moves a cursor, is written out."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
@@ -232,4 +233,4 @@ def _cell(cell: object) -> str:
         return f"{cell:,}"
     if isinstance(cell, float):
         return f"{cell:g}"
-    return _printable(" ".join(cell.split())) if isinstance(cell, str) else repr(cell)
+    return printable(" ".join(cell.split())) if isinstance(cell, str) else repr(cell)

@@ -173,7 +173,7 @@ def _of_consumer(buffer: BufferStats, consumer: ConsumerStats) -> Iterator[Advic
             text=f"{_show.counted(count, consumer.unit)} came back from {of} too often and "
             f"{_are(count)} not offered any more",
             cure="see what its trainer's log says of them; then release or delete them",
-            command=_command("release", buffer.name, f"--consumer {shlex.quote(consumer.name)}"),
+            command=_command("release", buffer.name, f"--all -c {shlex.quote(consumer.name)}"),
             view="search",
         )
     if (count := consumer.num_held_units) and not consumer.num_waiting:
@@ -221,7 +221,7 @@ def _cure_of_wait(buffer: BufferStats, consumer: ConsumerStats) -> tuple[str, st
     if consumer.num_quarantined_units and not buffer.num_open_groups:
         return (
             "what is left came back too often: see its trainer's log, then release or delete it",
-            _command("release", name, f"--consumer {shlex.quote(consumer.name)}"),
+            _command("release", name, f"--all -c {shlex.quote(consumer.name)}"),
             "search",
         )
     if buffer.num_open_groups:
@@ -280,7 +280,7 @@ def _publish(buffer: BufferStats) -> str:
 
 def _command(verb: str, buffer: str, options: str = "") -> str:
     return " ".join(
-        part for part in ("experience-buffer", verb, shlex.quote(buffer), options) if part
+        part for part in ("experience-buffer", verb, "-b", shlex.quote(buffer), options) if part
     )
 
 

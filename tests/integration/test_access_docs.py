@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from experience_buffer import Client, ForbiddenError, TlsOptions
 from experience_buffer_server.access.grants import parse, read_entries
 from experience_buffer_server.access.guard import REASONS
-from experience_buffer_server.commands.cli import app
+from experience_buffer_server.commands.cli import application
 from tests.integration.credentials import Authority
 from tests.integration.plain import experience
 from tests.integration.server import MakeServer
@@ -32,7 +32,7 @@ def run(command: str) -> str:
     """Run a documented command as it stands, with its output going where it says."""
     words = shlex.split(command)
     target = words[words.index(">") + 1] if ">" in words else None
-    result = CliRunner().invoke(app, words[1 : words.index(">")] if target else words[1:])
+    result = CliRunner().invoke(application(), words[1 : words.index(">")] if target else words[1:])
     assert result.exit_code == 0, result.output
     if target:
         Path(target).write_text(result.stdout, encoding="utf-8")

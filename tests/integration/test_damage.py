@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from experience_buffer import EID
 from experience_buffer.packed import PackedBatch
 from experience_buffer.v1 import service_pb2, types_pb2
-from experience_buffer_server.commands.cli import app
+from experience_buffer_server.commands.cli import application
 from experience_buffer_server.store.interface import StoredBuffer
 from experience_buffer_server.store.lmdb.disk.format import Table, numbered_key, payload_key
 from experience_buffer_server.store.lmdb.reader import LmdbReader
@@ -55,7 +55,7 @@ def loaded(server: Server) -> dict[str, StoredBuffer]:
 
 def verify(server: Server) -> tuple[int, dict[str, Any]]:
     """Exit status and report of the command."""
-    result = CliRunner().invoke(app, ["verify", "--data", str(server.data), "--json"])
+    result = CliRunner().invoke(application(), ["verify", "--data", str(server.data), "--json"])
     return result.exit_code, json.loads(result.stdout)
 
 

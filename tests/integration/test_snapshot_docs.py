@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from experience_buffer import BufferConfig, Client, ConsumerConfig
-from experience_buffer_server.commands.cli import app
+from experience_buffer_server.commands.cli import application
 from experience_buffer_server.settings.server import load_settings
 from tests.integration.pages import DOCS
 from tests.integration.plain import experience
@@ -29,7 +29,7 @@ def _run(command: str, places: dict[str, str]) -> str:
     """Run a documented command with our places for those that it names."""
     for shown, ours in places.items():
         command = command.replace(shown, ours)
-    result = CliRunner().invoke(app, shlex.split(command)[1:])
+    result = CliRunner().invoke(application(), shlex.split(command)[1:])
     assert result.exit_code == 0, f"{command}: {result.output}"
     return result.stdout
 

@@ -28,7 +28,7 @@ from experience_buffer import (
     UnauthenticatedError,
     UnavailableError,
 )
-from experience_buffer_server.commands.cli import app
+from experience_buffer_server.commands.cli import application
 from tests.integration.credentials import Authority, Pair, entry, refused_scrape, write
 from tests.integration.plain import experience
 from tests.integration.relay import Relay
@@ -333,10 +333,10 @@ def test_the_health_command_takes_the_same_files(mutual: Server, authority: Auth
     arguments = ["health", "--address", mutual.address, "--ca", authority.ca_file]
     shown = ["--certificate", pair.certificate_file, "--key", pair.key_file]
     run = CliRunner().invoke
-    answer = run(app, [*arguments, *shown])
+    answer = run(application(), [*arguments, *shown])
     assert (answer.exit_code, answer.stdout) == (0, f"{mutual.address}: SERVING\n")
-    assert run(app, arguments).exit_code == 1
-    half = run(app, [*arguments, *shown[:2]])
+    assert run(application(), arguments).exit_code == 1
+    half = run(application(), [*arguments, *shown[:2]])
     assert half.exit_code == 2
     assert "belong together" in " ".join(half.stderr.replace("│", " ").split())
 

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 
 def _commands() -> Iterator[tuple[str, set[str]]]:
     """Every command of the command line with its options."""
-    pending = [("", typer.main.get_command(cli.app))]
+    pending = [("", typer.main.get_command(cli.application()))]
     while pending:
         name, found = pending.pop()
         inner = getattr(found, "commands", {})

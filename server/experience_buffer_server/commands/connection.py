@@ -8,7 +8,7 @@ from __future__ import annotations
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
 
@@ -18,22 +18,65 @@ if TYPE_CHECKING:
     from experience_buffer import Client, TlsOptions
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
+OPTIONS: Final = ("address", "token_file", "ca", "certificate", "key", "server_name")
+"""Names of the options that say how to reach a server."""
 
-Address: TypeAlias = Annotated[str, typer.Option(help="host:port of a server.")]
+
+def variable(option: str) -> str:
+    """The environment variable that stands for one of these options."""
+    return f"EXPERIENCE_BUFFER_{option.upper()}"
+
+
+_PANEL: Final = "Connection"
+
+Address: TypeAlias = Annotated[
+    str,
+    typer.Option(help="host:port of a server.", envvar=variable("address"), rich_help_panel=_PANEL),
+]
 Ca: TypeAlias = Annotated[
-    Path | None, typer.Option("--ca", help="PEM certificates to check the server's against.")
+    Path | None,
+    typer.Option(
+        "--ca",
+        help="PEM certificates to check the server's against.",
+        envvar=variable("ca"),
+        rich_help_panel=_PANEL,
+    ),
 ]
 Certificate: TypeAlias = Annotated[
-    Path | None, typer.Option("--certificate", help="PEM certificate to show to the server.")
+    Path | None,
+    typer.Option(
+        "--certificate",
+        help="PEM certificate to show to the server.",
+        envvar=variable("certificate"),
+        rich_help_panel=_PANEL,
+    ),
 ]
 Key: TypeAlias = Annotated[
-    Path | None, typer.Option("--key", help="PEM private key of the certificate.")
+    Path | None,
+    typer.Option(
+        "--key",
+        help="PEM private key of the certificate.",
+        envvar=variable("key"),
+        rich_help_panel=_PANEL,
+    ),
 ]
 ServerName: TypeAlias = Annotated[
-    str, typer.Option("--server-name", help="Name in the server's certificate, if not the host.")
+    str,
+    typer.Option(
+        "--server-name",
+        help="Name in the server's certificate, if not the host.",
+        envvar=variable("server_name"),
+        rich_help_panel=_PANEL,
+    ),
 ]
 TokenFile: TypeAlias = Annotated[
-    Path | None, typer.Option("--token-file", help="File with a token; never on the command line.")
+    Path | None,
+    typer.Option(
+        "--token-file",
+        help="File with a token; never on the command line.",
+        envvar=variable("token_file"),
+        rich_help_panel=_PANEL,
+    ),
 ]
 
 
@@ -51,17 +94,22 @@ class Connection:
     server_name: str = ""
     token_file: Path | None = None
 
-    def client(self, *, timeout: float) -> Client:
+    def client(self, *, timeout: float, patient: bool = True) -> Client:
         """Make a client; the caller closes it.
+
+        Args:
+            timeout: Seconds for each call.
+            patient: Whether a call waits for a server that isn't there yet.
 
         Raises:
             typer.BadParameter: A file can't be read, or options contradict each other.
         """
-        from experience_buffer import Client
+        from experience_buffer import Client, ClientOptions, RetryOptions
 
         token, tls = self.token(), self.tls()
         try:
-            return Client(self.address, token=token, tls=tls, timeout=timeout)
+            options = ClientOptions(retry=RetryOptions(max_attempts=0 if patient else 1))
+            return Client(self.address, token=token, tls=tls, timeout=timeout, options=options)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from error
 

@@ -2,40 +2,55 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import typer
-from pydantic import ValidationError
-from rich.console import Console
-from rich.table import Table
 
-from experience_buffer.errors import ExperienceBufferError
-from experience_buffer_server.settings.server import ConfigurationError, explain
-from experience_buffer_server.store.interface import StoreError
+if TYPE_CHECKING:
+    from rich.table import Table
 
-_WIDE = 10_000
-"""Characters in a line that no table reaches."""
+_MOST_CHARS = 20_000
 
 
 def show(table: Table) -> None:
     """Print a table; into a file or a pipe its lines go whole."""
-    Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
+    from experience_buffer_server.commands import terminal
+
+    terminal.console().print(table)
 
 
 def failed(message: str, *, status: int) -> SystemExit:
     """Say what went wrong in one line; what to raise then."""
-    typer.echo(f"experience-buffer: {message}", err=True)
+    from experience_buffer_server.commands import terminal
+
+    shown = terminal.clean(message, most_chars=_MOST_CHARS, lines=True)
+    typer.echo(f"experience-buffer: {shown}", err=True)
     return SystemExit(status)
 
 
 @contextmanager
-def reported(*, status: int, also: type[Exception] = StoreError) -> Iterator[None]:
-    """End with a status, and one line, where it fails for a reason that users can see to."""
+def reported(*, status: int, also: type[Exception] | None = None) -> Iterator[None]:
+    """End with a status, and one line, where it fails for a reason that users can see to.
+
+    Args:
+        status: The exit status then.
+        also: Errors of this class, too.
+    """
+    # What knows of settings and stores is imported where a command needs it: here it would be
+    # half of the time to any command's first line.
+    from pydantic import ValidationError
+
+    from experience_buffer.errors import ExperienceBufferError
+    from experience_buffer_server.settings.server import ConfigurationError, explain
+    from experience_buffer_server.store.interface import StoreError
+
+    expected: tuple[type[Exception], ...] = (ConfigurationError, ExperienceBufferError, StoreError)
+    expected += (also,) if also else ()
     try:
         yield
     except ValidationError as error:
         raise failed(explain(error), status=status) from error
-    except (ConfigurationError, ExperienceBufferError, StoreError, also) as error:
+    except expected as error:
         raise failed(str(error), status=status) from error

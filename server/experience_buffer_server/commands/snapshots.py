@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
-from rich.table import Column, Table
 
 from experience_buffer_server.commands import connection
 from experience_buffer_server.commands.output import failed, reported, show
-from experience_buffer_server.store.lmdb.snapshots.manifest import Manifest, utc_now
+
+if TYPE_CHECKING:
+    from experience_buffer_server.store.lmdb.snapshots.manifest import Manifest
 
 Data = Annotated[Path | None, typer.Option(help="Folder of a store; a server may be using it.")]
 Label = Annotated[str, typer.Option(help="Ends the name: letters, digits, '.', '_', '-'.")]
-_SERVER_OPTIONS = ("address", "timeout", "ca", "certificate", "key", "server_name", "token_file")
+_SERVER_OPTIONS = ("timeout", *connection.OPTIONS)
 
 
 def take(
@@ -80,27 +77,28 @@ def list_all(
     folder: Annotated[Path, typer.Argument(help="Folder of snapshots.")],
 ) -> None:
     """List the snapshots in a folder, newest last."""
+    from experience_buffer_server.commands import terminal
     from experience_buffer_server.store.lmdb.snapshots.folder import SnapshotFolder
+    from experience_buffer_server.store.lmdb.snapshots.manifest import utc_now
 
     if not folder.is_dir():
         raise failed(f"there is no folder {folder}", status=1)
-    # A name is there to be copied, whatever the width.
-    table = Table(Column("name", no_wrap=True), "age", "size", "experiences", "steps", "whole")
+    rows: list[tuple[str, ...]] = []
     now = utc_now()
     for snapshot in SnapshotFolder(folder).snapshots():
         manifest = snapshot.manifest
         if manifest is None:
-            table.add_row(escape(snapshot.name), "", "", "", "", escape(f"no: {snapshot.problem}"))
+            rows.append((snapshot.name, "", "", "", "", f"no: {snapshot.problem}"))
             continue
-        table.add_row(
-            escape(snapshot.name),
-            _age(manifest.create_time, now),
-            _size(manifest.num_bytes),
-            f"{manifest.num_experiences:,}",
-            _steps(manifest) or "none",
-            escape(f"no: {snapshot.problem}") if snapshot.problem else "yes",
+        rows.append(
+            (
+                *(snapshot.name, _age(manifest.create_time, now), _size(manifest.num_bytes)),
+                *(f"{manifest.num_experiences:,}", _steps(manifest) or "none"),
+                f"no: {snapshot.problem}" if snapshot.problem else "yes",
+            )
         )
-    show(table)
+    # A name is there to be copied, whatever the width.
+    show(terminal.table("!name", "age", "size", "experiences", "steps", "whole", rows=rows))
 
 
 def restore(
@@ -122,6 +120,8 @@ def restore(
 
 
 def _take_here(data: Path, to: Path, label: str, keep: int) -> None:
+    import asyncio
+
     from experience_buffer_server.store.lmdb.snapshots import snapshots
     from experience_buffer_server.store.lmdb.snapshots.folder import LABEL
 
@@ -149,6 +149,9 @@ def _say_taken(
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int], None]]:
     """A bar on a terminal, nothing elsewhere."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
     console = Console(stderr=True)
     columns = ("[progress.description]{task.description}", BarColumn(), DownloadColumn())
     with Progress(

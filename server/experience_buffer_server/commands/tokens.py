@@ -6,14 +6,14 @@ import hashlib
 import secrets
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
-from experience_buffer_server.access import access_file
 from experience_buffer_server.commands.output import failed, reported, show
-from experience_buffer_server.settings.access import GrantSettings
+
+if TYPE_CHECKING:
+    from experience_buffer_server.settings.access import GrantSettings
 
 app = typer.Typer(help="Tokens and grants of an access file.", no_args_is_help=True)
 
@@ -52,6 +52,9 @@ def new(
 
     An entry of the same name that exists stays: change the callers over, then revoke it.
     """
+    from experience_buffer_server.access import access_file
+    from experience_buffer_server.settings.access import GrantSettings
+
     token = _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
     expires = None if days is None else datetime.now(UTC) + timedelta(days=days)
     with reported(status=2):
@@ -73,17 +76,17 @@ def new(
 @app.command("list")
 def list_entries(file: File) -> None:
     """Show the entries of an access file."""
-    table = Table("id", "name", "for", "roles", "buffers", "expires")
-    for entry in _entries(file):
-        table.add_row(
-            id_of(entry),
-            entry.name,
+    from experience_buffer_server.commands import terminal
+
+    rows = [
+        (
+            *(id_of(entry), entry.name),
             "a token" if entry.token_sha256 else f"certificate {entry.certificate_name}",
-            ", ".join(entry.roles),
-            ", ".join(entry.buffers),
-            _expiry(entry),
+            *(", ".join(entry.roles), ", ".join(entry.buffers), _expiry(entry)),
         )
-    show(table)
+        for entry in _entries(file)
+    ]
+    show(terminal.table("!id", "name", "for", "roles", "buffers", "expires", rows=rows))
 
 
 @app.command()
@@ -95,6 +98,8 @@ def revoke(
     """Take entries out of an access file; servers that use it refuse their holders in a second."""
     if name is None and id is None:
         raise failed("say which: --name, --id or both", status=2)
+    from experience_buffer_server.access import access_file
+
     with reported(status=2):
         removed = access_file.remove(
             file,
@@ -125,5 +130,7 @@ def _expiry(entry: GrantSettings) -> str:
 def _entries(file: Path) -> tuple[GrantSettings, ...]:
     if not file.exists():
         raise failed(f"there is no file {file}", status=2)
+    from experience_buffer_server.access import access_file
+
     with reported(status=2):
         return access_file.entries(file)

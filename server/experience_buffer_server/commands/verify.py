@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from experience_buffer_server.commands.output import reported
-from experience_buffer_server.settings.server import load_settings
-from experience_buffer_server.store.interface import StoreError
-from experience_buffer_server.store.lmdb.verify.check import check
-from experience_buffer_server.store.lmdb.verify.report import Kind, Report
+
+if TYPE_CHECKING:
+    from experience_buffer_server.store.lmdb.verify.report import Report
 
 _SHOWN: Final = 20
 """Findings that are printed; `--json` has more."""
@@ -33,6 +30,8 @@ def verify(
 
     Exit status 0: nothing is wrong; 1: something is; 2: the store can't be opened.
     """
+    from experience_buffer_server.settings.server import load_settings
+
     with reported(status=2, also=OSError):
         report = _check(data or load_settings(None).store.path)
     if as_json:
@@ -43,6 +42,12 @@ def verify(
 
 
 def _check(path: Path) -> Report:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from experience_buffer_server.store.interface import StoreError
+    from experience_buffer_server.store.lmdb.verify.check import check
+
     if not (path / "data.mdb").exists():
         raise StoreError(f"there is no store at {path}: no data.mdb")
     console = Console(stderr=True)
@@ -79,6 +84,8 @@ def _print(report: Report) -> None:
 
 
 def _verdict(report: Report) -> str:
+    from experience_buffer_server.store.lmdb.verify.report import Kind
+
     kinds = ", ".join(
         f"{count} {kind}" for kind, count in sorted(report.totals.items()) if kind != Kind.LEFTOVER
     )

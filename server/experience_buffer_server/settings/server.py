@@ -35,6 +35,8 @@ COMPUTED_HEADER_BYTES = 4096
 _MOST_KEEPALIVE_SECONDS = 86_400
 """gRPC counts milliseconds, in 32 bits."""
 _SHOWN_CHARS = 200
+CLIENT_VARIABLES = ("address", "token_file", "ca", "certificate", "key", "server_name")
+"""What follows the prefix in variables that say to commands how to reach a server."""
 _FILE_ONLY = ("estimators",)
 """Sections that name code to be run: from the operator's file, and from nowhere else."""
 
@@ -310,6 +312,8 @@ def _refuse_unknown_environment() -> None:
         if not variable.upper().startswith(ENV_PREFIX):
             continue
         section = variable[len(ENV_PREFIX) :].split("__")[0].lower()
+        if section in CLIENT_VARIABLES:
+            continue
         if section in _FILE_ONLY:
             raise ConfigurationError(
                 f"environment variable {variable}: declare {section} in the configuration file"

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from experience_buffer_server.access import access_file
 from experience_buffer_server.access.grants import Grants, digest_of, parse
-from experience_buffer_server.commands.cli import app
+from experience_buffer_server.commands.cli import application
 from experience_buffer_server.settings.access import GrantSettings
 from experience_buffer_server.settings.server import ConfigurationError
 
@@ -147,7 +147,7 @@ def test_a_certificate_has_the_grants_of_all_its_names() -> None:
 
 
 def run(*arguments: object, status: int = 0) -> tuple[str, str]:
-    result = CliRunner().invoke(app, ["token", *map(str, arguments)])
+    result = CliRunner().invoke(application(), ["token", *map(str, arguments)])
     assert result.exit_code == status, result.output
     return result.stdout, result.stderr
 
@@ -177,7 +177,7 @@ def test_the_command_line_makes_lists_and_revokes_tokens(tmp_path: Path) -> None
     listed, _ = run("list", "--file", path)
     assert listed.count("worker") == 2
     assert digest_of(tokens[0]).hex()[:12] in listed
-    assert len(listed.splitlines()) == 1 + 1 + 1 + 3 + 1, "a line each, in a frame"
+    assert len(listed.splitlines()) == 1 + 3, "a line each, below a heading"
     run("revoke", "--file", path, "--name", "worker", "--id", digest_of(tokens[0]).hex()[:12])
     assert [one.name for one in access_file.entries(path)] == ["trainer", "worker"]
     run("revoke", "--file", path, "--name", "worker")

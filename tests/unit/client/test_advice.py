@@ -68,7 +68,7 @@ def test_a_consumer_that_waits_is_told_in_its_servers_words_and_what_to_do() -> 
     (one,) = advise(stats({**WAITS}, num_open_groups=2))
     assert one.text == "consumer trainer of math waits: 3 ready of 8 groups; 2 groups incomplete"
     assert "seal or drop the groups" in one.cure
-    assert one.command == "experience-buffer groups math"
+    assert one.command == "experience-buffer groups -b math"
     assert (one.severity, one.kind, one.waits, one.view) == (
         "warning", "sample_waits", True, "groups",
     )  # fmt: skip
@@ -77,21 +77,26 @@ def test_a_consumer_that_waits_is_told_in_its_servers_words_and_what_to_do() -> 
 @pytest.mark.parametrize(
     ("buffer", "consumer", "cure", "command"),
     [
-        ({}, {}, "let workers push more", "tail math"),
+        ({}, {}, "let workers push more", "tail -b math"),
         (
             {},
             {"num_leased_units": 4, "num_leases": 1},
             "acknowledge what is on lease",
-            "leases math",
+            "leases -b math",
         ),
-        ({"num_open_groups": 1}, {"num_leased_units": 4}, "see what is missing", "groups math"),
+        ({"num_open_groups": 1}, {"num_leased_units": 4}, "see what is missing", "groups -b math"),
         ({"num_computing_groups": 1}, {}, "nothing: they are being computed", ""),
-        ({"num_waiting_for_fields": 1}, {}, "annotate", "list math --state waiting_for_fields"),
-        ({"num_quarantined_groups": 1}, {}, "annotate or delete", "list math --state quarantined"),
+        ({"num_waiting_for_fields": 1}, {}, "annotate", "list -b math --state waiting_for_fields"),
+        (
+            {"num_quarantined_groups": 1},
+            {},
+            "annotate or delete",
+            "list -b math --state quarantined",
+        ),
         ({}, {"num_held_units": 1}, "publish_policy_version; none is so far", ""),
         ({"policy_version": 7}, {"num_held_units": 1}, "7 is the newest", ""),
-        ({}, {"num_quarantined_units": 1}, "release or delete", "release math --consumer trainer"),
-        ({"pushes_wait_for": "full"}, {}, "make room for pushes first", "why math"),
+        ({}, {"num_quarantined_units": 1}, "release or delete", "release -b math --all -c trainer"),
+        ({"pushes_wait_for": "full"}, {}, "make room for pushes first", "why -b math"),
     ],
 )
 def test_the_nearest_cause_of_a_wait_has_its_cure(
@@ -131,7 +136,7 @@ def test_who_keeps_a_buffer_full_is_named() -> None:
 
 def test_a_name_in_a_command_can_be_copied_to_a_shell() -> None:
     (one,) = advise(stats({**WAITS}, name="my buffer; rm x"))
-    assert one.command == "experience-buffer tail 'my buffer; rm x'"
+    assert one.command == "experience-buffer tail -b 'my buffer; rm x'"
 
 
 def test_it_is_plain_data_and_a_sentence() -> None:

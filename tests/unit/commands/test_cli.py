@@ -14,13 +14,17 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from experience_buffer_server.commands.cli import app
+from experience_buffer_server.commands import connection
+from experience_buffer_server.commands.cli import PANELS, application
+from experience_buffer_server.settings.server import ConfigurationError, load_settings
 
 ROOT = Path(__file__).parents[3]
 
 
 def test_a_store_is_in_memory_or_in_a_folder(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["serve", "--memory", "--data", str(tmp_path / "kept")])
+    result = CliRunner().invoke(
+        application(), ["serve", "--memory", "--data", str(tmp_path / "kept")]
+    )
     assert result.exit_code == 2
     assert f"--memory stores nothing in --data {tmp_path / 'kept'}: give one" in result.stderr
     assert not (tmp_path / "kept").exists()
@@ -28,7 +32,7 @@ def test_a_store_is_in_memory_or_in_a_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [["--version"], ["version"]])
 def test_the_version_is_printed(arguments: list[str]) -> None:
-    result = CliRunner().invoke(app, arguments)
+    result = CliRunner().invoke(application(), arguments)
     assert (result.exit_code, result.stdout) == (0, f"{version('experience-buffer')}\n")
 
 
@@ -39,7 +43,7 @@ def commands(command: Any, *names: str) -> Iterator[tuple[tuple[str, ...], Any]]
         yield from commands(below, *names, name)
 
 
-ALL = dict(commands(typer.main.get_command(app)))
+ALL = dict(commands(typer.main.get_command(application())))
 
 
 @pytest.mark.parametrize("names", ALL, ids=" ".join)
@@ -49,7 +53,7 @@ def test_help_shows_every_word_that_was_written(
     """Square brackets, for one, are taken for colours and swallowed."""
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("TERMINAL_WIDTH", "200")
-    result = CliRunner().invoke(app, [*names, "--help"])
+    result = CliRunner().invoke(application(), [*names, "--help"])
     assert result.exit_code == 0
     shown = " ".join(result.stdout.replace("│", " ").split())
     command = ALL[names]
@@ -151,3 +155,44 @@ with event.install_listener("numba:compile", Compiled()):
     warm_up("cpu", threads=1)
 print(Compiled.names)
 """
+
+
+IMPORTED = """
+import contextlib, io, sys
+from experience_buffer_server.commands.cli import main, names
+
+for name in names():
+    with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):
+        main([name, "--help"])
+    assert "Usage:" in shown.getvalue(), name
+heavy = ("grpc", "numpy", "pydantic_settings", "lmdb", "numba", "torch", "pyarrow", "fastapi")
+print(sorted(set(heavy) & set(sys.modules)))
+"""
+
+
+def test_what_a_command_needs_is_imported_where_it_needs_it() -> None:
+    """So that its first line comes in a fraction of a second; asking for help needs none of it."""
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
+
+
+def test_each_command_is_in_the_help_below_the_heading_of_its_kind() -> None:
+    shown = CliRunner().invoke(application(), ["--help"]).stdout
+    for panel, inside in PANELS.items():
+        assert f" {panel} " in shown
+        below = shown[shown.index(f" {panel} ") :]
+        assert all(f" {name} " in below for name in inside)
+
+
+def test_variables_that_tell_commands_of_a_server_are_known_to_a_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They may be set where it is started, and any other that it doesn't know is refused."""
+    for option in connection.OPTIONS:
+        monkeypatch.setenv(connection.variable(option), "x")
+    assert load_settings(None) == load_settings(None)
+    monkeypatch.setenv("EXPERIENCE_BUFFER_ADRESS", "x")
+    with pytest.raises(ConfigurationError, match="EXPERIENCE_BUFFER_ADRESS: unknown"):
+        load_settings(None)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from experience_buffer_server.commands.cli import app
+from experience_buffer_server.commands.cli import application
 from experience_buffer_server.store.lmdb.disk.format import Table, payload_key
 from tests.damaging import flip
 from tests.unit.builders import World, push, uid
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.on_disk
 
 
 def verify(path: Path, *more: str) -> Result:
-    return CliRunner().invoke(app, ["verify", "--data", str(path), *more])
+    return CliRunner().invoke(application(), ["verify", "--data", str(path), *more])
 
 
 @pytest.fixture
