@@ -83,6 +83,7 @@ if TYPE_CHECKING:
     from experience_buffer.values import Reservation as Reservation
     from experience_buffer.values import RewindResult as RewindResult
     from experience_buffer.values import SafeResult as SafeResult
+    from experience_buffer.values import ScannedExperience as ScannedExperience
     from experience_buffer.values import SealedGroup as SealedGroup
     from experience_buffer.values import SnapshotResult as SnapshotResult
     from experience_buffer.values import StoredExperience as StoredExperience
@@ -170,6 +171,7 @@ _NAMES: Final = {
         "Reservation",
         "RewindResult",
         "SafeResult",
+        "ScannedExperience",
         "SealedGroup",
         "SnapshotResult",
         "StoredExperience",

@@ -25,7 +25,19 @@ SERVER_ROOMS = (
 BUFFER_ROOMS = ("intake", "leaving", "delivery", "compute", "state", "telemetry")
 """Inside of `buffer`, below its own files."""
 CLIENT_ROOMS = (
-    *("dataset", "collate", "collation", "_data", "client", "aio", "_sync", "_async", "_transport"),
+    *(
+        "dataset",
+        "collate",
+        "collation",
+        "_data",
+        "tables",
+        "_tables",
+        "client",
+        "aio",
+        "_sync",
+        "_async",
+        "_transport",
+    ),
     *(
         "_messages",
         "status",

@@ -8,6 +8,7 @@ imported only by the two functions that need it. All functions are thread-safe.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -260,15 +261,23 @@ def group_by(
 
 
 def to_hf_datasets(experiences: Sequence[Experience]) -> Dataset:
-    """Make a Hugging Face dataset, a row per experience and a column per field.
+    """Make a Hugging Face dataset, a row per experience; superseded by `tables.to_table`.
 
-    Tensors become lists and lose their dtype. Needs the package `datasets`.
+    Its columns and their types depend on the experiences, so two of them may not fit together, and
+    tensors lose their dtype. In its place: `datasets.Dataset(tables.to_table(experiences))`.
 
     Args:
         experiences: Any number.
     """
     from datasets import Dataset
 
+    warnings.warn(
+        "the columns of to_hf_datasets depend on the experiences, and so two datasets don't fit together: "
+        "take datasets.Dataset(experience_buffer.tables.to_table(experiences)), and "
+        "tables.from_table(dataset.data.table) back; this one goes with version 1.0",
+        DeprecationWarning,
+        stacklevel=2,
+    )
     return Dataset.from_list([_row(experience) for experience in experiences])
 
 
@@ -279,7 +288,8 @@ def from_hf_datasets(dataset: Dataset) -> list[Experience]:
     any row of the dataset had, None where the row had none: that is how such datasets store them.
 
     Args:
-        dataset: What `to_hf_datasets` made, or another with such columns.
+        dataset: What `to_hf_datasets` made, or another with such columns; of those that were made of a
+            table, `tables.from_table(dataset.data.table)` makes exactly what it was made of.
     """
     return [_experience(row) for row in dataset.to_list()]
 
