@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from experience_buffer._async.batch import AsyncBatch as AsyncBatch
-    from experience_buffer._async.listing import AsyncSummaries as AsyncSummaries
+    from experience_buffer._async.listing import AsyncPages as AsyncPages
     from experience_buffer._async.policy_watch import AsyncPolicyVersions as AsyncPolicyVersions
     from experience_buffer._async.stream import AsyncSampleStream as AsyncSampleStream
     from experience_buffer._async.writer import AsyncWriter as AsyncWriter
     from experience_buffer._sync.batch import Batch as Batch
-    from experience_buffer._sync.listing import Summaries as Summaries
+    from experience_buffer._sync.listing import Pages as Pages
     from experience_buffer._sync.policy_watch import PolicyVersions as PolicyVersions
     from experience_buffer._sync.stream import SampleStream as SampleStream
     from experience_buffer._sync.writer import Writer as Writer
@@ -61,6 +61,13 @@ if TYPE_CHECKING:
     from experience_buffer.history import Distribution as Distribution
     from experience_buffer.history import StepInfo as StepInfo
     from experience_buffer.history import Trends as Trends
+    from experience_buffer.looking import ConsumerPlace as ConsumerPlace
+    from experience_buffer.looking import GroupInfo as GroupInfo
+    from experience_buffer.looking import GroupMember as GroupMember
+    from experience_buffer.looking import LeasedUnit as LeasedUnit
+    from experience_buffer.looking import LeaseInfo as LeaseInfo
+    from experience_buffer.looking import LeasePart as LeasePart
+    from experience_buffer.looking import Where as Where
     from experience_buffer.options import AdvantageConfig as AdvantageConfig
     from experience_buffer.options import BufferConfig as BufferConfig
     from experience_buffer.options import ClientOptions as ClientOptions
@@ -75,6 +82,7 @@ if TYPE_CHECKING:
     from experience_buffer.packed import PackedBatch as PackedBatch
     from experience_buffer.stats import BufferStats as BufferStats
     from experience_buffer.stats import ConsumerStats as ConsumerStats
+    from experience_buffer.stats import DiskStats as DiskStats
     from experience_buffer.stats import Stats as Stats
     from experience_buffer.values import BufferInfo as BufferInfo
     from experience_buffer.values import DeleteResult as DeleteResult
@@ -94,12 +102,12 @@ if TYPE_CHECKING:
 
 _NAMES: Final = {
     "_async.batch": ("AsyncBatch",),
-    "_async.listing": ("AsyncSummaries",),
+    "_async.listing": ("AsyncPages",),
     "_async.policy_watch": ("AsyncPolicyVersions",),
     "_async.stream": ("AsyncSampleStream",),
     "_async.writer": ("AsyncWriter",),
     "_sync.batch": ("Batch",),
-    "_sync.listing": ("Summaries",),
+    "_sync.listing": ("Pages",),
     "_sync.policy_watch": ("PolicyVersions",),
     "_sync.stream": ("SampleStream",),
     "_sync.writer": ("Writer",),
@@ -145,6 +153,15 @@ _NAMES: Final = {
         "Experience",
     ),
     "history": ("Departure", "Departures", "Distribution", "StepInfo", "Trends"),
+    "looking": (
+        "ConsumerPlace",
+        "GroupInfo",
+        "GroupMember",
+        "LeaseInfo",
+        "LeasePart",
+        "Where",
+        "LeasedUnit",
+    ),
     "options": (
         "AdvantageConfig",
         "BufferConfig",
@@ -162,7 +179,7 @@ _NAMES: Final = {
     ),
     "dataset": ("ExperienceDataset",),
     "packed": ("PackedBatch",),
-    "stats": ("BufferStats", "ConsumerStats", "Stats"),
+    "stats": ("BufferStats", "ConsumerStats", "DiskStats", "Stats"),
     "values": (
         "BufferInfo",
         "DeleteResult",

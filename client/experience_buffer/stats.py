@@ -12,7 +12,7 @@ from experience_buffer._show import Shown
 if TYPE_CHECKING:
     from experience_buffer.consumer_options import Unit
 
-__all__ = ["BufferStats", "ConsumerStats", "Stats"]
+__all__ = ["BufferStats", "ConsumerStats", "DiskStats", "Stats"]
 __dir__ = __all__.copy
 
 
@@ -27,7 +27,8 @@ class ConsumerStats(Shown):
         num_leased_units: Units that are delivered and not acknowledged yet.
         num_leases: Leases that are open.
         num_waiting: Calls and streams that wait for a batch.
-        waiting_for: What the longest-waiting one waits for; empty when none waits.
+        waiting_for: What the longest-waiting one waits for; where none waits, what a batch of the size
+            that was asked for last would wait for. Empty where such a batch could go now.
         num_acked_units: Since the server started.
         num_redelivered_units: Offered again after an expiry or nack since the server started.
         num_quarantined_units: Came back without an ack too often and aren't offered; see
@@ -39,6 +40,14 @@ class ConsumerStats(Shown):
         last_step: The highest step that was acknowledged; None before the first.
         safe_step: The step before which it can't be rewound; None before the first.
         pushes_wait_for: What keeps its limiter from accepting pushes; empty when nothing does.
+        waiting_seconds: How long the longest-waiting one has waited; None when none waits.
+        wait_reason: In a word why a batch can't go: "empty", "incomplete", "computing", "held",
+            "ready" (fewer units are ready than asked for, for none of these reasons), "window"
+            (what may be leased at once), "min_size", "min_diff" (its limiter); empty where it could.
+        asked_batch_size: Units of the batch that was asked for last; 0: none was since the server
+            started, and the words are about a batch of one.
+        waiting_holders: Who waits, as they named themselves, else their addresses; at most 16, the
+            longest-waiting first.
     """
 
     name: str
@@ -57,11 +66,15 @@ class ConsumerStats(Shown):
     last_step: int | None
     safe_step: int | None
     pushes_wait_for: str
+    waiting_seconds: float | None = None
+    wait_reason: str = ""
+    asked_batch_size: int = 0
+    waiting_holders: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         units = _show.counted(self.num_ready_units, self.unit)
         said = f"{units} ready, {self.num_leased_units:,} leased, {self.num_acked_units:,} acked"
-        waits = f"; waits: {self.waiting_for}" if self.waiting_for else ""
+        waits = f"; waits: {self.waiting_for}" if self.num_waiting else ""
         return _show.line(f"<ConsumerStats {self.name!r}: {said}{waits}>")
 
 
@@ -91,6 +104,12 @@ class BufferStats(Shown):
         oldest_open_group: In words; empty when there is none.
         policy_version: The newest published policy version; None before the first.
         consumers: Its readers, in the order of its configuration.
+        max_items: Most experiences that it may hold; 0: no limit of its own.
+        max_bytes: Most payload bytes that it may hold; 0: no limit of its own.
+        used_ratio: What is used of the tighter of the two, 0 to 1; None where there is neither.
+        full_in_seconds: Until it is full at the rate of the last minutes; None where it isn't
+            growing, or has no limit of its own.
+        full_by: The limit that it will have reached then: "max_items" or "max_bytes".
     """
 
     name: str
@@ -110,6 +129,11 @@ class BufferStats(Shown):
     oldest_open_group: str
     policy_version: int | None
     consumers: tuple[ConsumerStats, ...]
+    max_items: int = 0
+    max_bytes: int = 0
+    used_ratio: float | None = None
+    full_in_seconds: float | None = None
+    full_by: str = ""
 
     def __repr__(self) -> str:
         said = f"{_show.counted(self.num_items, 'experience')}, {_show.size(self.num_bytes)}"
@@ -125,6 +149,49 @@ class BufferStats(Shown):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class DiskStats(Shown):
+    """How full a server's store and its disk are. Sizes are in bytes.
+
+    Attributes:
+        place: Where the store is.
+        live_bytes: What holds rows and payloads.
+        file_bytes: Room that was ever in use; what isn't live in it is used again.
+        map_bytes: Address space set aside; 0 where none is.
+        limit_bytes: What the store may grow to: `store.max_map_bytes`.
+        free_bytes: Free space on its disk; None where it is kept on none.
+        used_ratio: What is in use of what it may have: of its limit, or of less where the disk has
+            less. 0 to 1; None before it is known.
+        growth_bytes_per_second: How fast what is live has grown over the last minutes; below 0 where
+            it has shrunk, None before it is known.
+        full_in_seconds: Until it is full at this rate; None where it isn't growing.
+        full_by: What it will have reached then: "store.max_map_bytes", or "disk".
+    """
+
+    place: str
+    live_bytes: int
+    file_bytes: int
+    map_bytes: int
+    limit_bytes: int
+    free_bytes: int | None
+    used_ratio: float | None
+    growth_bytes_per_second: float | None
+    full_in_seconds: float | None
+    full_by: str
+
+    def __repr__(self) -> str:
+        return _show.line(f"<DiskStats: {self}>")
+
+    def __str__(self) -> str:
+        used = "" if self.used_ratio is None else f" ({self.used_ratio:.0%})"
+        said = f"store {_show.size(self.live_bytes)} of {_show.size(self.limit_bytes)}{used}"
+        if self.free_bytes is not None:
+            said += f", {_show.size(self.free_bytes)} free on the disk"
+        if self.full_in_seconds is not None:
+            said += f"; full in {_show.duration(self.full_in_seconds)} at this rate"
+        return said
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Stats(Shown):
     """The state of a server.
 
@@ -132,11 +199,17 @@ class Stats(Shown):
         buffers: By name.
         server_version: Version of the server's package.
         uptime_seconds: Since the server started.
+        disk: Its store, and when that will be full; None from a server that doesn't say.
+        start_time: When the server started, seconds since the Unix epoch.
+        address: Where it listens.
     """
 
     buffers: tuple[BufferStats, ...]
     server_version: str
     uptime_seconds: float
+    disk: DiskStats | None = None
+    start_time: float = 0.0
+    address: str = ""
 
     def __repr__(self) -> str:
         num_items = sum(buffer.num_items for buffer in self.buffers)
@@ -144,10 +217,12 @@ class Stats(Shown):
         return f"<Stats of {self._of}: {held}{_show.counted(num_items, 'experience')}>"
 
     def __str__(self) -> str:
-        return f"{self._of}\n\n{_tables(self.buffers)}"
+        disk = "" if self.disk is None else f"\n{self.disk}"
+        return f"{self._of}{disk}\n\n{_tables(self.buffers)}"
 
     def _repr_html_(self) -> str:
-        return _show.html_lines([self._of]) + _html(self.buffers)
+        disk = [] if self.disk is None else [str(self.disk)]
+        return _show.html_lines([self._of, *disk]) + _html(self.buffers)
 
     @property
     def _of(self) -> str:
@@ -193,7 +268,8 @@ def _notes(buffers: Sequence[BufferStats]) -> list[str]:
             "pushes wait: ": buffer.pushes_wait_for,
         }
         for consumer in buffer.consumers:
-            said[f"{consumer.name} waits: "] = consumer.waiting_for
+            verb = "waits" if consumer.num_waiting else "would wait"
+            said[f"{consumer.name} {verb}: "] = consumer.waiting_for
             said[f"pushes wait for {consumer.name}: "] = consumer.pushes_wait_for
         found += [f"{buffer.name}: {what}{words}" for what, words in said.items() if words]
     return found

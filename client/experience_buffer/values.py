@@ -6,12 +6,15 @@ Values only; batches are in `_sync/batch.py`, what became of pushes and annotati
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from experience_buffer import _show
 from experience_buffer._show import Shown
+from experience_buffer.looking import ConsumerPlace
+from experience_buffer.looking import ExperienceState as ExperienceState
 from experience_buffer.stats import BufferStats as BufferStats
 from experience_buffer.stats import ConsumerStats as ConsumerStats
+from experience_buffer.stats import DiskStats as DiskStats
 from experience_buffer.stats import Stats as Stats
 
 if TYPE_CHECKING:
@@ -24,6 +27,7 @@ __all__ = [
     "BufferStats",
     "ConsumerStats",
     "DeleteResult",
+    "DiskStats",
     "ExperienceState",
     "ExperienceSummary",
     "PriorityResult",
@@ -39,21 +43,6 @@ __all__ = [
     "WriterCounts",
 ]
 __dir__ = __all__.copy
-
-ExperienceState: TypeAlias = Literal[
-    "waiting_for_group",
-    "computing",
-    "ready",
-    "leased",
-    "quarantined",
-    "tombstone",
-    "waiting_for_fields",
-    "held",
-    "retained",
-]
-"""Where an experience is on its way. "waiting_for_fields": it or its group lacks what the estimator
-needs; "held": its policy version isn't published yet, or isn't known where a window needs it; "retained":
-every consumer has consumed it, and it is kept because a step may be rewound."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -105,8 +94,11 @@ class ExperienceSummary(Shown):
         sid: Step key, "batch/task/step".
         state: Where it is on its way: "waiting_for_group", "waiting_for_fields" (it or its group
             lacks what the estimator needs), "computing" (its advantages), "held" (its policy
-            version isn't published yet, or isn't known where a window needs it), "ready", "leased", "retained" (every consumer has consumed
-            it, and it is kept because a step may be rewound), "quarantined", or "tombstone".
+            version isn't published yet, or isn't known where a window needs it), "ready" (at least
+            one consumer can sample it, and none holds it), "leased" (at least one consumer holds it,
+            whatever it is for the others), "retained" (every consumer has consumed it, and it is kept
+            because a step may be rewound), "consumed" (it is about to leave), "quarantined", or
+            "tombstone". `places` has it for each consumer.
         reward: Its scalar reward; None where it has none.
         response_tokens: Tokens of its response.
         payload_bytes: Size of its payload; 0 of a tombstone.
@@ -118,6 +110,11 @@ class ExperienceSummary(Shown):
         priority: As set by `update_priorities` or pushed in `info["priority"]`; 1 where neither
             was.
         generation: Changes with every update of the priority.
+        group: The key of its group; empty in ungrouped buffers.
+        staleness: Published policy version minus its lowest; None when either is unknown.
+        magnitude: Mean of |advantage| over its response tokens; None where none were computed.
+        truncated: Whether its response was cut off; None where that is unknown.
+        places: Where it is for each consumer, in the order of the configuration; empty for a tombstone.
     """
 
     uid: str
@@ -134,6 +131,11 @@ class ExperienceSummary(Shown):
     message: str
     priority: float
     generation: int
+    group: str = ""
+    staleness: int | None = None
+    magnitude: float | None = None
+    truncated: bool | None = None
+    places: tuple[ConsumerPlace, ...] = ()
 
     def __repr__(self) -> str:
         said: list[str] = [self.state]

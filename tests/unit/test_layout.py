@@ -42,6 +42,7 @@ CLIENT_ROOMS = (
         "_messages",
         "status",
         "values",
+        "looking",
         "advice",
         "stats",
         "history",

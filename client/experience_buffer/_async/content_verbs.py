@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from experience_buffer._arguments import as_flag, as_words
 from experience_buffer._async.connection import AsyncConnection
-from experience_buffer._async.listing import AsyncSummaries
+from experience_buffer._async.listing import AsyncPages
 from experience_buffer._async.primitives import in_thread
 from experience_buffer._messages import annotate as _annotate
 from experience_buffer._messages import calls, convert
 from experience_buffer._messages.calls import Call, number
+from experience_buffer._messages.filters import filter_of, group_states
+from experience_buffer._messages.names import GROUP_ORDER
 from experience_buffer._transport.retry import Deadline
+from experience_buffer.looking import GroupInfo, GroupOrder, GroupState, Where
 from experience_buffer.outcomes import AnnotateOutcome, AnnotateResult
 from experience_buffer.values import (
     DeleteResult,
-    ExperienceState,
+    ExperienceSummary,
     SealedGroup,
     StoredExperience,
 )
@@ -125,52 +128,91 @@ class AsyncContentVerbs(AsyncConnection):
         self,
         *,
         buffer: str = "default",
-        tid: str = "",
-        rid: str = "",
-        sid: str = "",
-        state: ExperienceState | None = None,
+        newest_first: bool = False,
         page_size: int = 100,
-    ) -> AsyncSummaries:
+        **where: Unpack[Where],
+    ) -> AsyncPages[ExperienceSummary]:
         """Iterate over summaries of stored experiences, oldest first, fetching page by page.
 
-        A notebook that shows what this returns shows the first page as a table.
+        Nothing is consumed by it. A notebook that shows what this returns shows the first page as a
+        table. What is pushed or leaves meanwhile neither doubles nor hides the others.
 
         Args:
             buffer: The buffer's name.
-            tid: Only those of this task.
-            rid: Only those of this run.
-            sid: Only those of this step.
-            state: Only those in this state, one of those of `ExperienceSummary`.
+            newest_first: True: the other way round.
             page_size: Summaries per call, at most 1,000.
+            **where: Which, by the fields of `Where`, such as `state="leased"` or
+                `reward=(None, 0.0)`; all that is given has to hold.
         """
-        where = calls.make_filter(tid=tid, rid=rid, sid=sid, state=state)
-        request: dict[str, Any] = {"buffer": buffer, "filter": where, "page_size": page_size}
-        calls.call_of("List", convert.page, **request)  # Checks them here, not where it iterates.
-        return AsyncSummaries(self, **request)
+        return AsyncPages(
+            self,
+            "List",
+            convert.page,
+            buffer=buffer,
+            filter=filter_of(where),
+            newest_first=newest_first,
+            page_size=page_size,
+        )
 
     async def delete(
         self,
         uids: str | Sequence[str] | None = None,
         *,
         buffer: str = "default",
-        tid: str = "",
-        rid: str = "",
-        sid: str = "",
-        state: ExperienceState | None = None,
+        **where: Unpack[Where],
     ) -> DeleteResult:
-        """Remove experiences that aren't leased, by uids (at most 10,000) or by keys and state.
+        """Remove experiences that aren't leased, by uids (at most 10,000) or by what they are.
 
         Args:
-            uids: Which, or one alone; None: those that the keys and the state below name.
+            uids: Which, or one alone; None: those that `where` names.
             buffer: The buffer's name.
-            tid: Only those of this task.
-            rid: Only those of this run.
-            sid: Only those of this step.
-            state: Only those in this state, one of those of `ExperienceSummary`.
+            **where: Which, by the fields of `Where`; all that is given has to hold.
 
         Raises:
-            InvalidRequestError: Both uids and keys, or neither, are given.
+            InvalidRequestError: Both uids and something else, or neither, are given.
         """
-        where = calls.make_filter(tid=tid, rid=rid, sid=sid, state=state)
-        call = calls.delete(uids, buffer=buffer, where=where)
+        call = calls.delete(uids, buffer=buffer, where=filter_of(where))
         return await self._run(call) if call else calls.NOTHING_DELETED
+
+    def list_groups(
+        self,
+        *,
+        buffer: str = "default",
+        state: GroupState | Sequence[GroupState] | None = None,
+        prefix: str = "",
+        order: GroupOrder = "stuck",
+        page_size: int = 100,
+    ) -> AsyncPages[GroupInfo]:
+        """Iterate over groups with their members, fetching page by page.
+
+        Args:
+            buffer: The buffer's name.
+            state: Only those in this state, or in one of these, of those of `GroupInfo`.
+            prefix: Only those whose key begins so.
+            order: "stuck": those that can't be delivered first, the oldest of them first, then the
+                others, oldest first; "oldest"; "newest"; or "key".
+            page_size: Groups per call, at most 1,000.
+        """
+        return AsyncPages(
+            self,
+            "ListGroups",
+            convert.page_of("groups"),
+            buffer=buffer,
+            states=group_states(state),
+            prefix=prefix,
+            order=GROUP_ORDER.number(order, "order"),
+            page_size=page_size,
+        )
+
+    async def get_group(self, group: str, *, buffer: str = "default") -> GroupInfo:
+        """Read one group, with the advantages of its members and how they were computed.
+
+        Args:
+            group: The group's key, such as `experience.eid.tid` in a buffer grouped by task; of
+                several, the newest.
+            buffer: The buffer's name.
+
+        Raises:
+            GroupNotFoundError: The buffer holds no member of such a group.
+        """
+        return await self._call("GetGroup", convert.group, buffer=buffer, group=group)

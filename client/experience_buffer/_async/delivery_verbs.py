@@ -8,12 +8,14 @@ from typing import Any
 
 from experience_buffer._arguments import as_words
 from experience_buffer._async.connection import AsyncConnection
-from experience_buffer._messages import delivery_calls, fields, timeline
+from experience_buffer._async.listing import AsyncPages
+from experience_buffer._messages import convert, delivery_calls, fields, timeline
 from experience_buffer._messages.calls import number
 from experience_buffer._messages.convert import reader_of
 from experience_buffer._messages.delivery_calls import Priorities
 from experience_buffer._transport.retry import Deadline
 from experience_buffer.errors import InvalidRequestError
+from experience_buffer.looking import LeaseInfo
 from experience_buffer.values import PriorityResult, RewindResult, SafeResult
 
 
@@ -83,6 +85,32 @@ class AsyncDeliveryVerbs(AsyncConnection):
             "ExtendLease", parse, buffer=buffer, lease_id=lease_id, lease_seconds=lease_seconds
         )
         return seconds
+
+    def list_leases(
+        self,
+        *,
+        buffer: str = "default",
+        consumer: str = "",
+        lease_id: int = 0,
+        page_size: int = 100,
+    ) -> AsyncPages[LeaseInfo]:
+        """Iterate over open leases, oldest first: who holds what, since when, until when.
+
+        Args:
+            buffer: The buffer's name.
+            consumer: Only those of this consumer; empty: of all.
+            lease_id: Only this one, with all its units; 0: all.
+            page_size: Leases per call, at most 1,000.
+        """
+        return AsyncPages(
+            self,
+            "ListLeases",
+            convert.page_of("leases"),
+            buffer=buffer,
+            consumer=consumer,
+            lease_id=lease_id,
+            page_size=page_size,
+        )
 
     async def rewind(
         self, step: int, *, buffer: str = "default", consumer: str = "trainer"

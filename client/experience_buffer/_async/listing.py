@@ -3,37 +3,48 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from experience_buffer._async.primitives import peek
-from experience_buffer._messages import convert
+from experience_buffer._messages.calls import call_of
 from experience_buffer._show import html_lines, html_of_values
 from experience_buffer.errors import ExperienceBufferError
 
 if TYPE_CHECKING:
     from experience_buffer._async.connection import AsyncConnection
-    from experience_buffer.values import ExperienceSummary
+
+T = TypeVar("T")
 
 
-class AsyncSummaries:
-    """Summaries of stored experiences, oldest first, as an asynchronous iterator.
+class AsyncPages(Generic[T]):
+    """What a server lists, as an asynchronous iterator that fetches page by page.
 
-    A notebook shows those that were fetched and come next, as a table. One at a time iterates.
+    What is added or leaves meanwhile neither doubles nor hides the others. A notebook shows those that
+    were fetched and come next, as a table. One at a time iterates.
     """
 
-    def __init__(self, client: AsyncConnection, **request: Any) -> None:
+    def __init__(
+        self,
+        client: AsyncConnection,
+        method: str,
+        read: Callable[[Any], tuple[tuple[T, ...], str]],
+        **request: Any,
+    ) -> None:
+        call_of(method, read, **request)  # Checks the request here, not where it iterates.
         self._client = client
+        self._method = method
+        self._read = read
         self._request = request
-        self._ready: deque[ExperienceSummary] = deque()
+        self._ready: deque[T] = deque()
         self._token = ""
         self._has_more = True
 
-    def __aiter__(self) -> AsyncIterator[ExperienceSummary]:
+    def __aiter__(self) -> AsyncIterator[T]:
         return self
 
-    async def __anext__(self) -> ExperienceSummary:
-        """Return the next summary, from the next page where need be.
+    async def __anext__(self) -> T:
+        """Return the next one, from the next page where need be.
 
         Raises:
             StopAsyncIteration: There are no more.
@@ -46,7 +57,7 @@ class AsyncSummaries:
 
     async def _fetch(self) -> None:
         page, self._token = await self._client._call(
-            "List", convert.page, page_token=self._token, **self._request
+            self._method, self._read, page_token=self._token, **self._request
         )
         self._ready += page
         self._has_more = bool(self._token)

@@ -14,11 +14,10 @@ from typing import Any, Final, Generic, TypeVar
 from google.protobuf.message import Message
 
 from experience_buffer._messages import convert, fields
-from experience_buffer._messages.names import STATE
 from experience_buffer.errors import InvalidRequestError
 from experience_buffer.v1 import looking_pb2
 from experience_buffer.v1 import service_pb2 as pb
-from experience_buffer.values import DeleteResult, ExperienceState
+from experience_buffer.values import DeleteResult
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
@@ -65,18 +64,6 @@ def number(field: str) -> Callable[[Any], int]:
     return attrgetter(field)
 
 
-def make_filter(*, tid: str, rid: str, sid: str, state: ExperienceState | None) -> pb.Filter:
-    """Make a filter; what is empty or None matches all.
-
-    Raises:
-        InvalidRequestError: No such state.
-    """
-    where = build(pb.Filter, tid=tid, rid=rid, sid=sid)
-    if state is not None:
-        where.state = STATE.number(state, "state")
-    return where
-
-
 def delete(
     uids: str | Sequence[str] | None, *, buffer: str, where: pb.Filter
 ) -> Call[DeleteResult] | None:
@@ -87,11 +74,13 @@ def delete(
     """
     if uids is not None and where != pb.Filter():
         raise InvalidRequestError(
-            "delete takes uids, or tid, rid, sid and state; give one of the two", subject="uids"
+            "delete takes uids, or what names them, such as tid or state; give one of the two",
+            subject="uids",
         )
     if uids is None and where == pb.Filter():
         raise InvalidRequestError(
-            "delete needs uids, or at least one of tid, rid, sid and state", subject="uids"
+            "delete needs uids, or at least one of what names them, such as tid or state",
+            subject="uids",
         )
     names = [] if uids is None else fields.texts("uids", uids)
     if uids is not None and not names:

@@ -42,6 +42,14 @@ from experience_buffer.history import (
     StepInfo,
     TrendPoint,
 )
+from experience_buffer.looking import (
+    ConsumerPlace,
+    GroupInfo,
+    GroupMember,
+    LeasedUnit,
+    LeaseInfo,
+    LeasePart,
+)
 from experience_buffer.options import AdvantageConfig, BufferConfig, Retention
 from experience_buffer.outcomes import AnnotateOutcome, PushOutcome, PushResult
 from experience_buffer.v1 import config_pb2, looking_pb2, service_pb2, types_pb2
@@ -49,6 +57,7 @@ from experience_buffer.values import (
     BufferInfo,
     BufferStats,
     ConsumerStats,
+    DiskStats,
     ExperienceSummary,
     StoredExperience,
     Tombstone,
@@ -62,9 +71,10 @@ _KINDS: Final[dict[str, type[Any]]] = {
     kind.__name__: kind
     for kind in (
         *(BufferConfig, ConsumerConfig, Limiter, Pacing, Retention, Selector, Staleness),
-        *(BufferStats, ConsumerStats, ExperienceSummary),
         *(Acknowledgement, ConsumerTrend, Departure, DepartureCount, Distribution),
         *(HistoryEvent, StepInfo, TrendPoint),
+        *(BufferStats, ConsumerStats, DiskStats, ExperienceSummary),
+        *(ConsumerPlace, GroupInfo, GroupMember, LeasedUnit, LeaseInfo, LeasePart),
     )
 }
 """By the name that a value's class and its message share."""
@@ -226,6 +236,11 @@ def _counted(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def group(message: Any) -> GroupInfo:
+    """Translate the group that an answer describes."""
+    return value_of(GroupInfo, message.group)
+
+
 def buffer(message: Any) -> BufferInfo:
     """Translate the buffer that an answer describes."""
     return value_of(BufferInfo, message.buffer)
@@ -236,11 +251,17 @@ def buffers(message: service_pb2.ListBuffersResponse) -> tuple[BufferInfo, ...]:
     return tuple(value_of(BufferInfo, each) for each in message.buffers)
 
 
-def page(
-    message: service_pb2.ListResponse,
-) -> tuple[tuple[ExperienceSummary, ...], str]:
-    """Translate one page of summaries; with the next page's token, empty after the last."""
-    return tuple(map(_part, message.experiences)), message.next_page_token
+def page_of(field: str) -> Callable[[Any], tuple[tuple[Any, ...], str]]:
+    """What reads one page of values from a response's field, and the next page's token."""
+
+    def read(message: Any) -> tuple[tuple[Any, ...], str]:
+        return tuple(map(_part, getattr(message, field))), message.next_page_token
+
+    return read
+
+
+page: Final[Callable[[Any], tuple[tuple[ExperienceSummary, ...], str]]] = page_of("experiences")
+"""Reads one page of summaries; the next page's token is empty after the last."""
 
 
 def steps(message: looking_pb2.ListStepsResponse) -> tuple[StepInfo, ...]:
@@ -284,6 +305,8 @@ def value_of(kind: type[_Value], message: Message, **given: Any) -> _Value:
 
 def _part(value: Any) -> Any:
     """The value of a message within one; of a field that is none, what it is."""
+    if isinstance(value, Struct):
+        return _computation(value)
     if isinstance(value, config_pb2.AdvantageConfig):
         return AdvantageConfig(value.estimator, struct_to_dict(value.parameters))
     return value_of(_KINDS[value.DESCRIPTOR.name], value) if isinstance(value, Message) else value

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any, Final
 
 from experience_buffer._arguments import refused
-from experience_buffer.v1 import config_pb2, types_pb2
+from experience_buffer.v1 import config_pb2, looking_pb2, types_pb2
 
 
 class Names:
@@ -43,5 +43,7 @@ PUSH_STATUS: Final = names_of(types_pb2.PushStatus.DESCRIPTOR)
 ANNOTATE_REFUSAL: Final = names_of(types_pb2.AnnotateRefusal.DESCRIPTOR)
 REFUSAL_REASON: Final = names_of(types_pb2.RefusalReason.DESCRIPTOR)
 STATE: Final = names_of(types_pb2.ExperienceState.DESCRIPTOR)
+GROUP_STATE: Final = names_of(looking_pb2.GroupState.DESCRIPTOR)
+GROUP_ORDER: Final = names_of(looking_pb2.GroupOrder.DESCRIPTOR)
 FORMAT: Final = names_of(types_pb2.SampleFormat.DESCRIPTOR)
 UNIT: Final = names_of(config_pb2.Unit.DESCRIPTOR)

@@ -4,37 +4,48 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from experience_buffer._messages import convert
+from experience_buffer._messages.calls import call_of
 from experience_buffer._show import html_lines, html_of_values
 from experience_buffer._sync.primitives import peek
 from experience_buffer.errors import ExperienceBufferError
 
 if TYPE_CHECKING:
     from experience_buffer._sync.connection import Connection
-    from experience_buffer.values import ExperienceSummary
+
+T = TypeVar("T")
 
 
-class Summaries:
-    """Summaries of stored experiences, oldest first, as an iterator.
+class Pages(Generic[T]):
+    """What a server lists, as an iterator that fetches page by page.
 
-    A notebook shows those that were fetched and come next, as a table. One at a time iterates.
+    What is added or leaves meanwhile neither doubles nor hides the others. A notebook shows those that
+    were fetched and come next, as a table. One at a time iterates.
     """
 
-    def __init__(self, client: Connection, **request: Any) -> None:
+    def __init__(
+        self,
+        client: Connection,
+        method: str,
+        read: Callable[[Any], tuple[tuple[T, ...], str]],
+        **request: Any,
+    ) -> None:
+        call_of(method, read, **request)  # Checks the request here, not where it iterates.
         self._client = client
+        self._method = method
+        self._read = read
         self._request = request
-        self._ready: deque[ExperienceSummary] = deque()
+        self._ready: deque[T] = deque()
         self._token = ""
         self._has_more = True
 
-    def __iter__(self) -> Iterator[ExperienceSummary]:
+    def __iter__(self) -> Iterator[T]:
         return self
 
-    def __next__(self) -> ExperienceSummary:
-        """Return the next summary, from the next page where need be.
+    def __next__(self) -> T:
+        """Return the next one, from the next page where need be.
 
         Raises:
             StopIteration: There are no more.
@@ -47,7 +58,7 @@ class Summaries:
 
     def _fetch(self) -> None:
         page, self._token = self._client._call(
-            "List", convert.page, page_token=self._token, **self._request
+            self._method, self._read, page_token=self._token, **self._request
         )
         self._ready += page
         self._has_more = bool(self._token)

@@ -195,7 +195,7 @@ LINES: dict[str, tuple[object, str]] = {
     ),
     "a list": (
         Client("localhost:1").list(buffer="math"),
-        "<Summaries of 'math' at localhost:1: 0 fetched, more to fetch>",
+        "<Pages of 'math' at localhost:1: 0 fetched, more to fetch>",
     ),
     "a pacer": (
         RolloutPacer(8, max_running=4, max_staleness=1),

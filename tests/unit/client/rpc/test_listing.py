@@ -14,7 +14,7 @@ def test_a_notebook_shows_the_page_that_comes_next(script: Any, server: Any) -> 
         found = client.list(page_size=3)
         text = found._repr_html_()
         assert text.count("<tr>") == 4  # The header, too.
-        assert repr(found) == f"<Summaries of 'default' at {server[1]}: 3 fetched, more to fetch>"
+        assert repr(found) == f"<Pages of 'default' at {server[1]}: 3 fetched, more to fetch>"
         # Shown, not consumed.
         assert len(list(found)) == 5
         assert "nothing" in found._repr_html_()

@@ -32,23 +32,24 @@ from experience_buffer._transport import channel
 from experience_buffer.v1 import config_pb2, types_pb2
 
 PUBLIC = """
-AdvantageConfig AlreadyExistsError AnnotateOutcome AnnotateRefusedError AnnotateResult AsyncBatch
-AsyncClient AsyncPolicyVersions AsyncSampleStream AsyncSummaries AsyncWriter Batch BufferConfig
-BufferFullError BufferInfo BufferNotFoundError BufferStats CallCancelledError Client ClientOptions
-ConsumerConfig ConsumerNotFoundError ConsumerStats CustomField DataLossError DeadlineExceededError
-DeleteResult EID Experience ExperienceBufferError ExperienceDataset ExperienceNotFoundError
-ExperienceSummary ForbiddenError GroupNotFoundError InternalServerError InvalidRequestError
-LeaseNotFoundError Limiter MessageTooLargeError NotFoundError Pacing PackedBatch PolicyVersions
+AdvantageConfig Advice AlreadyExistsError AnnotateOutcome AnnotateRefusedError AnnotateResult
+AsyncBatch AsyncClient AsyncPages AsyncPolicyVersions AsyncSampleStream AsyncWriter Batch
+BufferConfig BufferFullError BufferInfo BufferNotFoundError BufferStats CallCancelledError Client
+ClientOptions ConsumerConfig ConsumerNotFoundError ConsumerPlace ConsumerStats CustomField
+DataLossError DeadlineExceededError DeleteResult DiskStats EID Experience ExperienceBufferError
+ExperienceDataset ExperienceNotFoundError ExperienceSummary ForbiddenError GroupInfo GroupMember
+GroupNotFoundError InternalServerError InvalidRequestError LeaseInfo LeaseNotFoundError LeasePart
+LeasedUnit Limiter MessageTooLargeError NotFoundError Pacing PackedBatch Pages PolicyVersions
 PriorityResult PushOutcome PushRefusedError PushResult Reservation ResourceExhaustedError Retention
 RetryOptions RewindResult SafeResult SampleStream SealedGroup Selector SnapshotResult Staleness
-Stats StoredExperience Summaries TlsOptions Tombstone TrxpError UnauthenticatedError
-UnavailableError UnsupportedError Writer WriterCounts WriterOptions WrongStateError
+Stats StoredExperience TlsOptions Tombstone TrxpError UnauthenticatedError UnavailableError
+UnsupportedError Where Writer WriterCounts WriterOptions WrongStateError advise
 """
 VERBS = """
 ack address annotate close create_buffer declare_safe delete delete_buffer drop_group extend_lease
-get get_buffer get_stats list list_buffers load_state_dict nack options publish_policy_version push
-release_quarantined reserve_groups rewind sample seal_group snapshot state_dict stream timeout update_buffer
-update_priorities watch_policy_version writer
+get get_buffer get_group get_stats list list_buffers list_groups list_leases load_state_dict nack
+options publish_policy_version push release_quarantined reserve_groups rewind sample seal_group
+snapshot state_dict stream timeout update_buffer update_priorities watch_policy_version writer
 """
 
 
