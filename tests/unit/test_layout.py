@@ -22,7 +22,7 @@ SERVER_ROOMS = (
     *("runtime", "settings", "advantages", "sampling"),
 )
 """From the top down: a room imports from those after it. `__main__` and `app` are files."""
-BUFFER_ROOMS = ("intake", "leaving", "delivery", "compute", "state", "telemetry")
+BUFFER_ROOMS = ("inspection", "intake", "leaving", "delivery", "compute", "state", "telemetry")
 """Inside of `buffer`, below its own files."""
 CLIENT_ROOMS = (
     *(

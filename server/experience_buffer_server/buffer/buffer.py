@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 
+from experience_buffer.looking import ConsumerPlace, ExperienceState
 from experience_buffer_server.buffer.delivery import damage, quarantine, read_ahead
 from experience_buffer_server.buffer.delivery.batch_picking import is_fresh
 from experience_buffer_server.buffer.delivery.leasing import Prepare, ReturnReason
@@ -20,6 +21,7 @@ from experience_buffer_server.buffer.delivery.priorities import (
 from experience_buffer_server.buffer.delivery.rank_batches import RankOf
 from experience_buffer_server.buffer.delivery.rewind import Released, Rewound
 from experience_buffer_server.buffer.flow import Flow
+from experience_buffer_server.buffer.inspection.places import kept_from, places_of, state_of
 from experience_buffer_server.buffer.intake.annotation import AnnotateOutcome, Annotation
 from experience_buffer_server.buffer.intake.push_reading import (
     Admitted,
@@ -31,11 +33,6 @@ from experience_buffer_server.buffer.intake.task_pacing import Reserved
 from experience_buffer_server.buffer.settings_change import SettingsChanges
 from experience_buffer_server.buffer.state.consumers import Consumer, Want, checked_seconds
 from experience_buffer_server.buffer.state.entries import Entry, Group
-from experience_buffer_server.buffer.state.experience_states import (
-    ExperienceState,
-    kept_from,
-    state_of,
-)
 from experience_buffer_server.buffer.stats import BufferStats, buffer_stats
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.loop_turns import Turn
@@ -305,6 +302,11 @@ class Buffer:
         """Published policy version minus the entry's lowest; None when either is unknown."""
         return self.state.staleness(entry)
 
+    def magnitude(self, entry: Entry) -> float | None:
+        """Mean of |advantage| over an entry's response tokens; None where none were computed."""
+        is_computed = entry.available and bool(self.settings.advantage.estimator)
+        return entry.magnitude if is_computed else None
+
     def check_sound(self, entry: Entry) -> None:
         """Refuse, with a DataLossError, to look at what is set aside; see `damage.check`."""
         damage.check(self.state, entry)
@@ -316,6 +318,10 @@ class Buffer:
     def state_of(self, entry: Entry) -> ExperienceState:
         """Where an experience is on its way."""
         return state_of(self.state, entry)
+
+    def places_of(self, entry: Entry) -> tuple[ConsumerPlace, ...]:
+        """Where an experience is for each consumer."""
+        return places_of(self.state, entry)
 
     def kept_from(self, entry: Entry) -> str:
         """What keeps an experience from being delivered, in words; empty where nothing does."""

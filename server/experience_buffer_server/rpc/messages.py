@@ -12,12 +12,12 @@ from google.protobuf.message import Message
 from experience_buffer import errors
 from experience_buffer._codec import payload as payload_codec
 from experience_buffer._messages.names import ANNOTATE_REFUSAL, STATE, UNIT
+from experience_buffer.looking import ConsumerPlace, ExperienceState
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.priorities import PriorityUpdate, check_count
 from experience_buffer_server.buffer.intake.annotation import AnnotateOutcome, Annotation
 from experience_buffer_server.buffer.state.entries import Entry
-from experience_buffer_server.buffer.state.experience_states import ExperienceState
 from experience_buffer_server.buffer.stats import BufferStats
 from experience_buffer_server.sampling.leases import Lease
 
@@ -49,7 +49,17 @@ def summary_message(buffer: Buffer, entry: Entry) -> types_pb2.ExperienceSummary
         min_policy_version=record.min_version,
         max_policy_version=record.max_version,
         message=buffer.kept_from(entry),
+        group="" if entry.group is None else entry.group.row.key,
+        staleness=buffer.staleness(entry),
+        magnitude=buffer.magnitude(entry),
+        truncated=None,
+        places=map(place_message, buffer.places_of(entry)),
     )
+
+
+def place_message(place: ConsumerPlace) -> types_pb2.ConsumerPlace:
+    """Where something is for one consumer."""
+    return filled(types_pb2.ConsumerPlace, place, state=state_number(place.state))
 
 
 def priorities_from(messages: Sequence[service_pb2.PriorityUpdate]) -> list[PriorityUpdate]:

@@ -13,10 +13,10 @@ from experience_buffer._messages import convert, names
 from experience_buffer._messages.delivery_calls import Acked
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.buffer import stats as server_stats
+from experience_buffer_server.buffer.inspection.places import STATES
 from experience_buffer_server.buffer.intake.annotation import AnnotateReason
 from experience_buffer_server.buffer.intake.push_reading import PushStatus
 from experience_buffer_server.buffer.state.entries import Reason
-from experience_buffer_server.buffer.state.experience_states import ExperienceState
 from experience_buffer_server.rpc import messages
 from experience_buffer_server.store.lmdb.snapshots.copy_process import Answer
 
@@ -55,8 +55,15 @@ def numbered(kind: type[Any], number: int, **given: Any) -> Any:
 
 def test_statistics_arrive_field_by_field() -> None:
     consumers = (
-        numbered(values.ConsumerStats, 100, unit="group"),
-        numbered(values.ConsumerStats, 200, unit="item", last_step=None, safe_step=None),
+        numbered(values.ConsumerStats, 100, unit="group", waiting_holders=("a", "b")),
+        numbered(
+            values.ConsumerStats,
+            200,
+            unit="item",
+            last_step=None,
+            safe_step=None,
+            waiting_holders=(),
+        ),
     )
     sent = numbered(server_stats.BufferStats, 300, consumers=consumers, policy_version=None)
     response = service_pb2.GetStatsResponse(buffers=[messages.stats_message(sent)])
@@ -92,7 +99,7 @@ def test_a_snapshot_has_all_that_callers_are_told() -> None:
         (PushStatus, names.PUSH_STATUS),
         (Reason, names.REFUSAL_REASON),
         (AnnotateReason, names.ANNOTATE_REFUSAL),
-        (ExperienceState, names.STATE),
+        (STATES, names.STATE),
         (get_args(consumer_options.Unit), names.UNIT),
     ],
 )
