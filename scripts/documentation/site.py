@@ -1,4 +1,4 @@
-"""What mkdocs calls while it builds the site: pages that aren't in docs/, links, and examples.
+"""What mkdocs calls while it builds the site: pages that aren't in docs/, links, and the reference.
 
 On a code host the pages link one another, and the project's files, by relative paths. Here README.md
 becomes the site's home, other pages of the project keep their names, and a linked file or folder
@@ -45,8 +45,11 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     """Add the pages that aren't in docs/."""
     from mkdocs.structure.files import File
 
+    from scripts.documentation import reference
+
     pages = {name: (ROOT / path).read_text("utf-8") for path, name in PROJECT_PAGES.items()}
-    texts = {site: pages[site] for site in pages}
+    pages |= {name: made() for name, made in reference.PAGES.items()}
+    texts = dict(pages)
     texts |= {file.src_uri: file.content_string for file in files.documentation_pages()}
     for path in linked_sources(texts):
         pages.update(source_pages(path))

@@ -90,13 +90,17 @@ class BufferSettings(Section):
     group_deadline_seconds: float = Field(0.0, ge=0)
     """From a group's first member to its deadline; 0: none."""
     on_group_deadline: Literal["wait", "use_partial", "drop"] = "wait"
+    """What happens to a group that isn't whole at its deadline; wait: it is counted as overdue."""
     min_group_size: int = Field(1, ge=1, le=1_000_000)
     """Fewest members with which `use_partial` uses a group; smaller ones are dropped."""
     late_members: Literal["refuse", "new_group"] = "refuse"
+    """What happens to an experience whose group has closed."""
     on_bad_reward: Literal["refuse", "tombstone"] = "refuse"
+    """What happens to a reward that is NaN, or missing where it is needed; tombstone: it has no vote."""
     on_missing_field: Literal["refuse", "wait"] = "refuse"
     """An experience without a field that the estimator needs is refused, or waits for Annotate."""
     consumers: tuple[ConsumerSettings, ...] = (ConsumerSettings(name="trainer"),)
+    """Its readers: each gets everything."""
     advantage: AdvantageSettings = AdvantageSettings()
     lease_seconds: float = Field(600.0, gt=0, le=7 * 86400)
     """Until an unacknowledged delivery is offered again."""

@@ -53,6 +53,7 @@ class SelectorSettings(Section):
     """In which order units are chosen."""
 
     kind: SelectorKind = "fifo"
+    """Which unit is next: by age, chance, priority, version, reward or length."""
     key: Literal["priority", "reward", "response_tokens"] = "priority"
     """What `min` and `max` compare; of a group, the mean of its members."""
     exponent: float = Field(1.0, ge=0, le=10)
@@ -80,6 +81,7 @@ class LimiterSettings(Section):
     min_size: int = Field(1, ge=1, lt=_MAX_COUNT)
     """Fewest units in the buffer for sampling to begin."""
     samples_per_insert: float = Field(1.0, gt=0, le=1e6)
+    """How often each unit is to be sampled on average."""
     min_diff: float | None = None
     """Sampling waits while inserts * samples_per_insert - samples would fall below."""
     max_diff: float | None = None
@@ -143,6 +145,7 @@ class ConsumerSettings(Section):
     """A named reader of a buffer."""
 
     name: Name
+    """1 to 64 letters, digits, ".", "_" and "-"."""
     unit: Literal["item", "group"] = "item"
     """What `batch_size` counts: single experiences or whole groups."""
     raw: bool = False

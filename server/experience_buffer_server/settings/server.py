@@ -49,9 +49,11 @@ class ServerSection(Section):
     """Addresses, limits and manners of the process."""
 
     host: str = "127.0.0.1"
+    """Address, name or `unix:/path` to listen on; beyond loopback only with TLS and known callers."""
     port: int = Field(50051, ge=0, le=65535)
     """0: a free port; the log line "listening" names it."""
     metrics_host: str = "127.0.0.1"
+    """Interface of the metrics endpoint; as for `host`."""
     metrics_port: int = Field(9464, ge=-1, le=65535)
     """0: a free port; -1: no metrics endpoint."""
     insecure: bool = False
@@ -59,6 +61,7 @@ class ServerSection(Section):
     update_buffers: bool = False
     """Stored buffers take the settings given in `[buffers.NAME]` instead of keeping their own."""
     reflection: bool = True
+    """Generic gRPC tools can list and call the service."""
     max_message_bytes: int = Field(64 * MEBI, ge=64 * KIBI, le=GIBI)
     """Largest request and response."""
     max_push_items: int = Field(4096, ge=1)
@@ -110,9 +113,11 @@ class ServerSection(Section):
     compiled_reader: bool = True
     """Most pushes are read by compiled code: for a third of the CPU time, and 40 MB of memory."""
     shutdown_grace_seconds: float = Field(10.0, ge=0)
+    """After SIGTERM, how long calls under way may take."""
     log_format: Literal["auto", "text", "json"] = "auto"
     """auto: text on a terminal, else JSON lines."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """The least severe entries that are written."""
 
     @property
     def payload_limits(self) -> Limits:
@@ -131,11 +136,13 @@ class StoreSection(Section):
     """The durable store."""
 
     path: Path = Path("data")
+    """The folder of the store; made if missing. On a local disk, and one server's alone."""
     memory: bool = False
     """Keep nothing on a disk: nothing survives the process. For trying out, and for tests."""
     durability: Literal["commit", "interval"] = "commit"
     """commit: an ack follows the fsync; interval: the disk follows within `sync_interval_seconds`."""
     sync_interval_seconds: float = Field(1.0, gt=0)
+    """Under `durability = "interval"`: from one fsync to the next."""
     max_map_bytes: int = Field(1024 * GIBI, ge=16 * MEBI)
     """What is stored never takes more, nor does either file; they grow as they are filled."""
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,31 +12,10 @@ import pytest
 from scripts.documentation import site
 
 ROOT = Path(__file__).parents[3]
-
-
-def build(folder: Path, *options: object) -> subprocess.CompletedProcess[str]:
-    """What `make docs` does, with the site in a folder of the test."""
-    return subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(folder), *map(str, options)],
-        cwd=ROOT,
-        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    done = build(folder)
-    assert done.returncode == 0, done.stderr
-    return folder
+Build = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def test_every_page_is_in_the_navigation_and_every_link_leads_somewhere(built: Path) -> None:
-    """The build is strict, so that the fixture has failed otherwise."""
     pages = {path.stem for path in (ROOT / "docs").rglob("*.md")}
     assert pages <= {path.stem for path in built.rglob("*.html")}
     home = (built / "index.html").read_text("utf-8")
@@ -62,7 +40,9 @@ def test_no_page_asks_another_host_for_anything(built: Path) -> None:
         ("[a](../server/nowhere.py)", "nowhere.py"),
     ],
 )
-def test_a_link_that_leads_nowhere_fails(tmp_path: Path, text: str, complaint: str) -> None:
+def test_a_link_that_leads_nowhere_fails(
+    build: Build, tmp_path: Path, text: str, complaint: str
+) -> None:
     pages = tmp_path / "docs"
     pages.mkdir()
     (pages / "first.md").write_text(f"# First\n\n{text}\n", "utf-8")
