@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import socket
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+from prometheus_client import make_wsgi_app
 
 from experience_buffer_server import __version__
 from experience_buffer_server.access.entrance import Entrance, check_exposure
+from experience_buffer_server.access.tls import Certificates
 from experience_buffer_server.buffer.compute.scheduler import Computer
 from experience_buffer_server.buffer.gauges import Gauges
 from experience_buffer_server.buffer.intake.compiled.loading import Loading
@@ -17,7 +22,7 @@ from experience_buffer_server.buffer.registry import Registry
 from experience_buffer_server.rpc import server
 from experience_buffer_server.rpc.gateway import Backend
 from experience_buffer_server.rpc.health import Pulse
-from experience_buffer_server.rpc.metrics_endpoint import MetricsServer
+from experience_buffer_server.rpc.service import Service
 from experience_buffer_server.runtime import clock as steady_clock
 from experience_buffer_server.runtime.memory import calm_collector, loading
 from experience_buffer_server.runtime.metrics import Metrics
@@ -25,6 +30,11 @@ from experience_buffer_server.runtime.tuning import TUNING, measured_speed
 from experience_buffer_server.settings.server import ServerSection, Settings
 from experience_buffer_server.store.engines import open_store, snapshots_of
 from experience_buffer_server.store.interface import Store
+from experience_buffer_server.web.door import listen
+from experience_buffer_server.web.served import Served
+
+if TYPE_CHECKING:
+    from experience_buffer_server.web.server import WebServer
 
 _log = logging.getLogger(__name__)
 
@@ -80,10 +90,30 @@ async def serve(settings: Settings) -> int:
             stack.push_async_callback(snapshots.close)
             await snapshots.start()
         backend = Backend(registry, store, server_settings, asyncio.Event(), snapshots)
-        pulse = Pulse(backend.draining, loop)
-        metrics_port = _start_metrics(server_settings, metrics, registry, entrance, pulse, stack)
-        listening = await server.start(backend, metrics, entrance.guard, entrance.certificates)
+        pulse = Pulse(backend.draining)
+        metrics.registry.register(
+            Gauges(lambda: [buffer.stats() for buffer in registry.all()], loop)
+        )
+        listener = _take_port(server_settings, stack)
+        service = Service(backend)
+        listening = await server.start(
+            backend, service, metrics, entrance.guard, entrance.certificates
+        )
         pulse.has_begun = True
+        if listener is not None:
+            served = Served(
+                backend=backend,
+                service=service,
+                guard=entrance.guard,
+                pulse=pulse,
+                metrics=make_wsgi_app(metrics.registry),
+                address=listening.address,
+                is_secure=entrance.certificates is not None,
+            )
+            # A third of a second, mostly of importing: meanwhile workers and trainers are served.
+            web = await asyncio.to_thread(_make_web, listener, served, entrance.certificates)
+            stack.push_async_callback(web.close)
+            web.start()
         if settings.compute.start_early:
             computer.warm_up()
         clock = loop.create_task(_tick(registry))
@@ -91,7 +121,7 @@ async def serve(settings: Settings) -> int:
         calm_collector()
         place = {
             "address": listening.address,
-            "metrics_port": metrics_port,
+            "metrics_port": -1 if listener is None else listener.getsockname()[1],
             "store": store.place,
         }
         _log.info("listening", extra=place | {"version": __version__})
@@ -112,33 +142,25 @@ async def serve(settings: Settings) -> int:
     return 1 if failed else 0
 
 
-def _start_metrics(
-    settings: ServerSection,
-    metrics: Metrics,
-    registry: Registry,
-    entrance: Entrance,
-    pulse: Pulse,
-    stack: AsyncExitStack,
-) -> int:
-    """Serve /metrics and /health from threads; returns its port, -1 when it is off."""
-    metrics.registry.register(
-        Gauges(
-            lambda: [buffer.stats() for buffer in registry.all()],
-            asyncio.get_running_loop(),
-        )
-    )
+def _take_port(settings: ServerSection, stack: AsyncExitStack) -> socket.socket | None:
+    """The port of the HTTP server, whose clients wait until it answers; None where it is off.
+
+    Raises:
+        ConfigurationError: It can't be had.
+    """
     if settings.metrics_port < 0:
-        return -1
-    endpoint = MetricsServer(
-        settings.metrics_host,
-        settings.metrics_port,
-        metrics.registry,
-        entrance.guard,
-        pulse.is_serving,
-        entrance.certificates,
-    )
-    stack.push_async_callback(asyncio.to_thread, endpoint.close)
-    return endpoint.port
+        return None
+    listener = listen(settings.metrics_host, settings.metrics_port)
+    stack.callback(listener.close)
+    return listener
+
+
+def _make_web(
+    listener: socket.socket, served: Served, certificates: Certificates | None
+) -> WebServer:
+    from experience_buffer_server.web.server import WebServer
+
+    return WebServer(listener, served, certificates)
 
 
 async def _tick(registry: Registry) -> None:

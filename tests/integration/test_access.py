@@ -43,7 +43,7 @@ file = "access.toml"
 [buffers.math]
 [buffers.secret]
 """
-ROLES = ("push", "sample", "operate", "metrics")
+ROLES = ("push", "sample", "look", "operate", "metrics")
 TABLE = {
     name: {role for role, cell in zip(ROLES, cells, strict=False) if cell == "yes"}
     for name, *cells in (

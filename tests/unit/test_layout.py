@@ -18,7 +18,7 @@ PACKAGES = {
     "experience_buffer": ROOT / "client" / "experience_buffer",
 }
 SERVER_ROOMS = (
-    *("__main__", "commands", "app", "rpc", "access", "buffer", "store"),
+    *("__main__", "commands", "app", "web", "rpc", "access", "buffer", "store"),
     *("runtime", "settings", "advantages", "sampling"),
 )
 """From the top down: a room imports from those after it. `__main__` and `app` are files."""

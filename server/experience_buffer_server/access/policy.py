@@ -105,6 +105,8 @@ _CALLS: dict[str, Rule] = {
 RULES: Mapping[str, Rule] = MappingProxyType(
     {f"/{_SERVICE}/{method}": rule for method, rule in _CALLS.items()}
     | {
+        # Of HTTP alone.
+        "/metrics": METRICS,
         # Orchestrators and load balancers ask without credentials; the answer is one bit.
         "/grpc.health.v1.Health/Check": _HEALTH,
         "/grpc.health.v1.Health/List": _HEALTH,

@@ -175,7 +175,7 @@ class _Call:
         code = "OK" if error is None else "CANCELLED"
         try:
             if isinstance(error, Exception) and not isinstance(error, _ENDED):
-                status = to_status(_explained(self._labels[2], error))
+                status = to_status(explained(self._labels[2], error))
                 code = status.code.name
                 if not self._is_let_in:
                     _end_without_waiting()
@@ -276,7 +276,7 @@ async def _unimplemented(requests: Any, context: Context) -> AsyncIterator[Any]:
     yield
 
 
-def _explained(method: str, error: Exception) -> errors.ExperienceBufferError:
+def explained(method: str, error: Exception) -> errors.ExperienceBufferError:
     """What the caller gets; of a bug only an id to ask for, by which the log has everything."""
     if isinstance(error, (errors.ExperienceBufferError, StoreError)):
         return as_client_error(error)

@@ -7,6 +7,7 @@ the whole grace period.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Collection
 from typing import TYPE_CHECKING, Any
 
@@ -23,27 +24,27 @@ _MAX_NAME = 100
 """Characters of a name, in a message."""
 _Response = health_pb2.HealthCheckResponse
 _PULSE_SECONDS = 3.0
-"""How long the event loop has to answer another thread."""
+"""How long a turn of the event loop may take; one that hangs for ever answers nobody."""
 
 
 class Pulse:
-    """Whether the server serves, for who asks from a thread. It can be shared between threads."""
+    """Whether the server serves. Belongs to the event loop, which does all the work."""
 
-    def __init__(self, draining: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, draining: asyncio.Event) -> None:
         self.has_begun = False
         """Set once the server listens."""
         self._draining = draining
-        self._loop = loop
 
-    def is_serving(self) -> bool:
-        """Ask the event loop, which does all the work: one that hangs doesn't answer.
+    async def is_serving(self) -> bool:
+        """Whether it does; takes a turn of the event loop.
 
         Raises:
-            TimeoutError: It didn't.
+            TimeoutError: The turn took so long that callers would have given up.
         """
-        return asyncio.run_coroutine_threadsafe(self._ask(), self._loop).result(_PULSE_SECONDS)
-
-    async def _ask(self) -> bool:
+        asked = time.monotonic()
+        await asyncio.sleep(0)
+        if time.monotonic() - asked > _PULSE_SECONDS:
+            raise TimeoutError
         return self.has_begun and not self._draining.is_set()
 
 

@@ -38,7 +38,11 @@ class Listening:
 
 
 async def start(
-    backend: Backend, metrics: Metrics, guard: Guard, certificates: Certificates | None
+    backend: Backend,
+    service: Service,
+    metrics: Metrics,
+    guard: Guard,
+    certificates: Certificates | None,
 ) -> Listening:
     """Start a server.
 
@@ -76,7 +80,7 @@ async def start(
             *_silence(settings),
         ],
     )
-    service_pb2_grpc.add_ExperienceBufferServicer_to_server(Service(backend), server)
+    service_pb2_grpc.add_ExperienceBufferServicer_to_server(service, server)
     health_pb2_grpc.add_HealthServicer_to_server(
         HealthServicer((SERVICE_NAME,), backend.draining), server
     )

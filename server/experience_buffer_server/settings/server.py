@@ -56,6 +56,10 @@ class ServerSection(Section):
     """Interface of the metrics endpoint; as for `host`."""
     metrics_port: int = Field(9464, ge=-1, le=65535)
     """0: a free port; -1: no metrics endpoint."""
+    http_names: tuple[str, ...] = ()
+    """Names under which the HTTP server may be asked, beside those that no stranger can have."""
+    page: bool = True
+    """The page that looks into the buffers, at `/ui/` of the HTTP server."""
     insecure: bool = False
     """Allow plain text and unknown callers beyond the loopback interface."""
     update_buffers: bool = False

@@ -1,0 +1,102 @@
+"""One request as a call of the service: the same handlers, the same rules of access, the same limits."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+from urllib.parse import quote
+
+from google.protobuf.message import Message
+from starlette.requests import Request
+
+from experience_buffer.v1 import service_pb2
+from experience_buffer_server.access.calls import GuardedCall
+from experience_buffer_server.access.guard import Guard
+from experience_buffer_server.rpc.service import Service
+from experience_buffer_server.runtime.callers import caller_of
+from experience_buffer_server.runtime.quotas import Quotas
+from experience_buffer_server.web.speaker import SPEAKER, Speaker
+
+SERVICE: Final = service_pb2.DESCRIPTOR.services_by_name["ExperienceBuffer"].full_name
+METRICS: Final = "/metrics"
+
+
+class Call:
+    """One call of the service that a request makes. Belongs to its task.
+
+    It is to the service what gRPC's context is: who calls, how long there is, and when it is over.
+    """
+
+    def __init__(self, service: Service, guarded: GuardedCall, request: Request) -> None:
+        self._service = service
+        self._guarded = guarded
+        self._request = request
+        self._speaker: Speaker = getattr(request.state, SPEAKER)
+        self._endings: list[Callable[[Any], None]] = []
+
+    @contextlib.contextmanager
+    def entered(self, quotas: Quotas) -> Iterator[Call]:
+        """Say who calls and take a place among the calls under way, for as long as the block takes.
+
+        Raises:
+            UnauthenticatedError: Nobody that is known.
+            ForbiddenError: The caller may not make this call.
+            ResourceExhaustedError: The caller has too many calls under way.
+        """
+        # It asks of a context no more than this class has.
+        context: Any = self
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._end)
+            stack.enter_context(self._guarded.entered(context))
+            stack.enter_context(quotas.calls.within(caller_of()))
+            yield self
+
+    async def __call__(self, method: str, message: Message) -> Any:
+        """Call a method of the service.
+
+        Args:
+            method: Its name.
+            message: Its request.
+
+        Raises:
+            ExperienceBufferError: As the method does; or the caller may not make it.
+        """
+        return await getattr(self._service, method)(self._guarded.check(message), self)
+
+    def peer(self) -> str:
+        """Where it calls from, as gRPC names it."""
+        client = self._request.client
+        if client is None:
+            return "unix:"
+        if ":" in client.host:
+            return f"ipv6:{quote(f'[{client.host}]', safe='')}:{client.port}"
+        return f"ipv4:{client.host}:{client.port}"
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        """The names in the client's verified certificate."""
+        return self._speaker.auth_context()
+
+    def time_remaining(self) -> float | None:
+        """None: HTTP has no deadlines."""
+        return None
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        """Have something called when the answer has left, or never will."""
+        self._endings.append(callback)
+
+    def cancelled(self) -> bool:
+        """Whether the client has gone."""
+        return self._speaker.transport.is_closing()
+
+    def _end(self) -> None:
+        endings, self._endings = self._endings, []
+        for ending in endings:
+            ending(self)
+
+
+def guarded(guard: Guard, method: str, request: Request) -> GuardedCall:
+    """The call of a method, or of `METRICS`, as the rules of access know it."""
+    name = method if method.startswith("/") else f"/{SERVICE}/{method}"
+    values = request.headers.getlist("authorization")
+    return GuardedCall(guard, name, [("authorization", value) for value in values])
