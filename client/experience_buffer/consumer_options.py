@@ -165,7 +165,7 @@ class ConsumerConfig(Shown):
         max_leased_experiences: Most experiences leased at once; 0: bounded by the server only.
         max_leased_bytes: Most payload bytes leased at once, except that one batch may always be; 0:
             any.
-        retain_steps: Newest steps whose acks can be rewound; 0: all, until `declare_safe`.
+        retain_steps: Newest training steps whose acks can be rewound; 0: all, until `declare_safe`.
     """
 
     name: str

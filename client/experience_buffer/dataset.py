@@ -37,7 +37,7 @@ AckPolicy: TypeAlias = Literal["auto", "manual"]
 
 
 class ExperienceDataset(IterableDataset[Any]):
-    """Batches of one consumer, without end or for a number of steps.
+    """Batches of one consumer, without end or for a number of training steps.
 
     Iterate over it, or give it to a `DataLoader` with `batch_size=None`: its batches are whole
     already, and a loader that puts several together is refused. It can be pickled. Nothing is
@@ -95,12 +95,12 @@ class ExperienceDataset(IterableDataset[Any]):
                 micro-batches of whole experiences, with few of them as the aim. A longer experience
                 is a micro-batch of its own and logs a warning. None: batches aren't split.
             ack: Who acknowledges: asking for the next batch does ("auto"), or `ack` ("manual").
-            stop_after: Delivered batches, thus steps, after which an iteration ends; None: never.
+            stop_after: Delivered batches, thus training steps, after which an iteration ends; None: never.
             prefetch: Batches that the server may send ahead; their leases run meanwhile.
             max_bytes: Payload bytes that it may send ahead; 0: any.
             min_batch_size: Fewest units worth delivering after `timeout`; 0: `batch_size`.
             lease_seconds: Until an unacknowledged batch is delivered again; 0: the buffer's
-                default. Give more than read-ahead and a step take.
+                default. Give more than read-ahead and a training step take.
             timeout: Seconds after which a smaller batch may come.
             first_timeout: Seconds after which waiting for the first batch raises
                 `DeadlineExceededError`, which says what the server waits for; None: never.
@@ -130,7 +130,7 @@ class ExperienceDataset(IterableDataset[Any]):
         self.rank, self.world_size = rank, world_size
         self.step = 0
         """The training step of the batch that is trained on, with which it is acknowledged. Counts
-        delivered batches; set it where steps take several of them."""
+        delivered batches; set it where a training step takes several of them."""
         self._token_budget, self._stop_after = token_budget, stop_after
         self._num_iterations = 0
         self._is_auto = ack == "auto"
@@ -265,7 +265,7 @@ class ExperienceDataset(IterableDataset[Any]):
         return timeline.make_state(last, buffer=self.buffer, consumer=self.consumer)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> RewindResult:
-        """Go on from a checkpoint: what was acknowledged after its step comes again.
+        """Go on from a checkpoint: what was acknowledged after its training step comes again.
 
         Ends the stream, and returns all open leases of the consumer. Of several ranks, one does it
         before any asks for batches, or all do and wait for each other (a barrier).
@@ -276,7 +276,7 @@ class ExperienceDataset(IterableDataset[Any]):
         Raises:
             InvalidRequestError: It is something else, or of another buffer or consumer; or this is
                 a DataLoader worker.
-            WrongStateError: A later step was declared safe: its checkpoint is the one to load.
+            WrongStateError: A later training step was declared safe: its checkpoint is the one to load.
         """
         _refuse_worker("load_state_dict")
         step, *place = timeline.read_state(state)
@@ -292,7 +292,7 @@ class ExperienceDataset(IterableDataset[Any]):
         return result
 
     def declare_safe(self, step: int) -> SafeResult:
-        """Say that no checkpoint before a step is ever loaded: what it kept is released.
+        """Say that no checkpoint before a training step is ever loaded: what it kept is released.
 
         Args:
             step: The step of the oldest checkpoint that may be loaded, at least 0.

@@ -49,11 +49,12 @@ class EID:
     may itself hold a `/`, and `EID(1, 2)` and `EID("1", "2")` have one uid.
 
     Attributes:
-        batch: Number or name of the batch, such as the explorer's step or `"0/eval_gsm8k"`.
+        batch: Number or name of what was explored together, such as the explorer's round or
+            `"0/eval_gsm8k"`; no delivered batch.
         task: The task within the batch.
         run: The rollout of the task.
-        step: The step within the run.
-        suffix: What tells apart experiences of one step: 6 random hex digits unless given, so the
+        step: The step within the run, such as the turn; no training step.
+        suffix: What tells apart experiences of one step of a run: 6 random hex digits unless given, so the
             same experience made again is another one; see `fixed` and `Experience.fix_suffix`.
     """
 
@@ -71,7 +72,7 @@ class EID:
     def fixed(cls, batch: int | str, task: int | str, run: int = 0, step: int = 0) -> EID:
         """Make an identity whose suffix follows from the other four parts: the same each time.
 
-        For experiences of which there is one per step: made and pushed again, by a notebook's cell or a
+        For experiences of which there is one per step of a run: made and pushed again, by a notebook's cell or a
         worker that starts again, it is a duplicate, or a conflict where it says something else.
         `Experience.fix_suffix` is for those that the four don't tell apart.
 

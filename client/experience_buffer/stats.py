@@ -37,8 +37,8 @@ class ConsumerStats(Shown):
         num_stale_units: Left out because they were too stale, since the server started.
         num_retained_experiences: Acknowledged deliveries of experiences that a rewind would make
             available again.
-        last_step: The highest step that was acknowledged; None before the first.
-        safe_step: The step before which it can't be rewound; None before the first.
+        last_step: The highest training step that was acknowledged; None before the first.
+        safe_step: The training step before which it can't be rewound; None before the first.
         pushes_wait_for: What keeps its limiter from accepting pushes; empty when nothing does.
         waiting_seconds: How long the longest-waiting one has waited; None when none waits.
         wait_reason: In a word why a batch can't go: "empty", "incomplete", "computing", "held",

@@ -91,13 +91,13 @@ class ExperienceSummary(Shown):
         uid: Name of the experience: all five parts of its identity.
         tid: Task key, "batch/task".
         rid: Run key, "batch/task/run".
-        sid: Step key, "batch/task/step".
+        sid: Key of the step of a run, "batch/task/step".
         state: Where it is on its way: "waiting_for_group", "waiting_for_fields" (it or its group
             lacks what the estimator needs), "computing" (its advantages), "held" (its policy
             version isn't published yet, or isn't known where a window needs it), "ready" (at least
             one consumer can sample it, and none holds it), "leased" (at least one consumer holds it,
             whatever it is for the others), "retained" (every consumer has consumed it, and it is kept
-            because a step may be rewound), "consumed" (it is about to leave), "quarantined", or
+            because a training step may be rewound), "consumed" (it is about to leave), "quarantined", or
             "tombstone". `places` has it for each consumer.
         reward: Its scalar reward; None where it has none.
         response_tokens: Tokens of its response.
@@ -292,7 +292,7 @@ class SafeResult(Shown):
 
     Attributes:
         num_experiences: Acknowledged deliveries that can't be rewound any more.
-        safe_step: The step before which the consumer can't be rewound now; None while there is
+        safe_step: The training step before which the consumer can't be rewound now; None while there is
             none.
     """
 

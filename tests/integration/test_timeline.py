@@ -62,7 +62,9 @@ def test_what_is_safe_leaves_and_is_not_rewound(client: Client, name: str) -> No
     assert (result.num_experiences, result.safe_step) == (4, 1)
     assert stats(client, name).num_items == 4
     assert client.declare_safe(0, buffer=name).safe_step == 1, "what is safe stays so"
-    with pytest.raises(WrongStateError, match="can't be rewound to step 0: step 1 was declared"):
+    with pytest.raises(
+        WrongStateError, match="can't be rewound to training step 0: step 1 was declared"
+    ):
         client.rewind(0, buffer=name)
     assert client.rewind(1, buffer=name).num_experiences == 4
     assert [step(client, name, number) for number in (2, 3)] == keys(2, 3)

@@ -127,7 +127,7 @@ class DeliveryVerbs(Connection):
             consumer: The consumer's name.
 
         Raises:
-            WrongStateError: The step is before the safe step.
+            WrongStateError: It is before the safe training step.
         """
         parse = reader_of(RewindResult)
         result = self._call("Rewind", parse, buffer=buffer, consumer=consumer, step=step)
@@ -137,7 +137,7 @@ class DeliveryVerbs(Connection):
     def declare_safe(
         self, step: int, *, buffer: str = "default", consumer: str = "trainer"
     ) -> SafeResult:
-        """Say that the consumer is never rewound before a step: the checkpoint is on disk.
+        """Say that the consumer is never rewound before a training step: the checkpoint is on disk.
 
         What was acked up to it needn't be kept any longer. Idempotent.
 
@@ -154,7 +154,7 @@ class DeliveryVerbs(Connection):
     ) -> dict[str, Any]:
         """Make what a checkpoint must hold for `load_state_dict`. Asks no server.
 
-        Ack every batch with its step before the checkpoint that has learned from it is written:
+        Ack every batch with its training step before the checkpoint that has learned from it is written:
         a batch that isn't acked then is delivered again after `load_state_dict`.
 
         Args:
@@ -168,7 +168,7 @@ class DeliveryVerbs(Connection):
         return timeline.make_state(step, buffer=buffer, consumer=consumer)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> RewindResult:
-        """Go on from a checkpoint: what was acked after its step comes again.
+        """Go on from a checkpoint: what was acked after its training step comes again.
 
         Call it before the first batch is sampled. It is enough that one rank does; where all do,
         each must have done so before any rank samples (a barrier), because it returns all open
@@ -179,7 +179,7 @@ class DeliveryVerbs(Connection):
 
         Raises:
             InvalidRequestError: It is something else.
-            WrongStateError: A later step was declared safe: its checkpoint is the one to load.
+            WrongStateError: A later training step was declared safe: its checkpoint is the one to load.
         """
         step, buffer, consumer = timeline.read_state(state)
         return self.rewind(step, buffer=buffer, consumer=consumer)

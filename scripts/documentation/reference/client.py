@@ -12,11 +12,6 @@ import experience_buffer
 _PACKAGE: Final = "experience_buffer"
 CLIENTS: Final = ("client", "aio")
 """Modules of the page about clients."""
-REACHED: Final = (
-    *("_sync.batch.Batch", "_sync.stream.SampleStream", "_sync.writer.Writer"),
-    *("_sync.listing.Summaries", "_sync.policy_watch.PolicyVersions"),
-)
-"""What a client's calls return and no module of its own has; an `AsyncClient` has the same, to await."""
 EXPERIENCES: Final = ("experience", "eid", "options", "consumer_options", "pacing")
 TENSORS: Final = ("dataset", "collation", "packed", "trxp", "kl", "offpolicy")
 _MOVED: Final = ("collate",)
@@ -40,7 +35,15 @@ def clients() -> str:
     parts.append(
         "## What calls return\n\nThose of an `AsyncClient` return the same with `Async` before the name.\n\n"
     )
-    return "".join([*parts, *map(_thing, REACHED)])
+    return "".join([*parts, *map(_thing, reached())])
+
+
+def reached() -> list[str]:
+    """What a client's calls return and no public module has; an `AsyncClient` has the same, to await."""
+    things = [getattr(experience_buffer, name) for name in experience_buffer.__all__]
+    paths = (f"{each.__module__}.{each.__qualname__}" for each in things if isinstance(each, type))
+    inside = f"{_PACKAGE}._sync."
+    return sorted(path.removeprefix(f"{_PACKAGE}.") for path in paths if path.startswith(inside))
 
 
 def experiences() -> str:

@@ -116,7 +116,7 @@ def restore(
         f"{len(manifest.buffers)} buffers"
     )
     if steps := _steps(manifest):
-        typer.echo(f"trainers go on from these steps: {steps}")
+        typer.echo(f"trainers go on from these training steps: {steps}")
 
 
 def _take_here(data: Path, to: Path, label: str, keep: int) -> None:
@@ -179,7 +179,7 @@ def _size(num_bytes: float) -> str:
 
 
 def _steps(manifest: Manifest) -> str:
-    """Each trainer's last step: "math/trainer 12"."""
+    """Each trainer's last training step: "math/trainer 12"."""
     return ", ".join(
         f"{buffer.name}/{consumer.name} {consumer.last_step}"
         for buffer in manifest.buffers

@@ -96,7 +96,7 @@ class Metrics:
         )
         self._commit = histogram("commit_seconds", "Writing and fsync, per transaction.", _FAST)
         self._commit_batches = histogram(
-            "commit_batches", "Batches that shared a transaction.", (1, 2, 4, 8, 16, 32, 64, 128)
+            "commit_batches", "Writes that shared a transaction.", (1, 2, 4, 8, 16, 32, 64, 128)
         )
         self.computed = histogram(
             "advantage_seconds", "Launch of an advantage computation.", _FAST, "estimator"

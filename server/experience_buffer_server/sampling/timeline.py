@@ -50,10 +50,10 @@ class Timeline:
         A step at or before the last one is fine as long as it comes after the safe one.
         """
         if step < 0:
-            return f"step {step} is negative; steps count from 0"
+            return f"training step {step} is negative; they count from 0"
         if self._safe_step is not None and step <= self._safe_step:
             return (
-                f"step {step} is not after the safe step {self._safe_step}; "
+                f"training step {step} is not after the safe step {self._safe_step}; "
                 f"acknowledge with step {self._safe_step + 1} or later"
             )
         return ""
@@ -105,7 +105,7 @@ class Timeline:
             ValueError: `step` is negative.
         """
         if step < 0:
-            raise ValueError(f"step {step} is negative; steps count from 0")
+            raise ValueError(f"training step {step} is negative; they count from 0")
         released = self._remove(0, bisect_right(self._steps, step))
         self._safe_step = max(step, -1 if self._safe_step is None else self._safe_step)
         self.reach(self._safe_step)
@@ -124,7 +124,7 @@ class Timeline:
         """
         if self._safe_step is not None and step < self._safe_step:
             raise ValueError(
-                f"step {step} is before the safe step {self._safe_step}, up to which "
+                f"training step {step} is before the safe step {self._safe_step}, up to which "
                 "acknowledgements are final; rewind to that step or a later one"
             )
         last = self.last_step

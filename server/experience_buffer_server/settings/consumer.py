@@ -167,7 +167,7 @@ class ConsumerSettings(Section):
     max_leased_bytes: int = Field(0, ge=0, lt=_MAX_COUNT)
     """Most payload bytes leased at once, except that one batch may always be; 0: any."""
     retain_steps: int = Field(0, ge=0, lt=2**32)
-    """Newest steps that can be rewound; 0: all, until they are declared safe."""
+    """Newest training steps that can be rewound; 0: all, until they are declared safe."""
 
     @property
     def samples_per_insert(self) -> float | None:

@@ -99,9 +99,9 @@ TestTimelineModel.settings = settings(max_examples=200, stateful_step_count=40)
 @pytest.mark.parametrize(
     ("step", "problem"),
     [
-        (-1, "step -1 is negative; steps count from 0"),
-        (3, "step 3 is not after the safe step 5; acknowledge with step 6 or later"),
-        (5, "step 5 is not after the safe step 5; acknowledge with step 6 or later"),
+        (-1, "training step -1 is negative; they count from 0"),
+        (3, "training step 3 is not after the safe step 5; acknowledge with step 6 or later"),
+        (5, "training step 5 is not after the safe step 5; acknowledge with step 6 or later"),
         (6, ""),
         (7, ""),
     ],

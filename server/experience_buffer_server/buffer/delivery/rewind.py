@@ -59,15 +59,16 @@ class Timelines:
         """
         if step < -1:
             raise errors.InvalidRequestError(
-                f"step {step} must be at least 0, or -1 for before the first", subject="step"
+                f"training step {step} must be at least 0, or -1 for before the first",
+                subject="step",
             )
         # An ack that is on its way to the disk belongs to the timeline that is cut.
         await self._acks.settle(consumer.name)
         safe_step = consumer.timeline.safe_step
         if safe_step is not None and step < safe_step:
             raise errors.WrongStateError(
-                f"consumer {consumer.name!r} of buffer {self._state.name!r} can't be rewound to step "
-                f"{step}: step {safe_step} was declared safe, what was acknowledged up to it isn't "
+                f"consumer {consumer.name!r} of buffer {self._state.name!r} can't be rewound to training "
+                f"step {step}: step {safe_step} was declared safe, what was acknowledged up to it isn't "
                 f"kept; rewind to {safe_step} or later",
                 subject="step",
             )
@@ -121,7 +122,9 @@ class Timelines:
             StoreFullError: It can't be stored; they are kept.
         """
         if step < 0:
-            raise errors.InvalidRequestError(f"step {step} must be at least 0", subject="step")
+            raise errors.InvalidRequestError(
+                f"training step {step} must be at least 0", subject="step"
+            )
         last_step = consumer.timeline.last_step
         if last_step is None:
             return Released(0, consumer.timeline.safe_step)

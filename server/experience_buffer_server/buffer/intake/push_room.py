@@ -250,7 +250,9 @@ class PushRoom:
         num_open = len(self._contents.groups.open_groups)
         cure = "acknowledge batches or drop groups that can't complete"
         cure += f" ({num_open} are open)" if num_open else ""
-        return cure + (f", declare a step safe ({kept} are kept for a rewind)" if kept else "")
+        return cure + (
+            f", declare a training step safe ({kept} are kept for a rewind)" if kept else ""
+        )
 
     def _full(self, label: str, words: str, *, can_wait: bool = True) -> errors.BufferFullError:
         self._state.metrics.push_refused(self._state.name, label)
