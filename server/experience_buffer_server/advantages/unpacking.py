@@ -53,7 +53,8 @@ def cut(batch: Batch, details: GroupDetails, results: Results) -> list[Experienc
     alone_G = np.array([bool(own.get("singleton")) for own in details], dtype=np.bool_)
     alone_B = np.repeat(alone_G, np.diff(batch.group_offsets)).tolist()
     zero_masks, bootstrapped = (batch.num_valid == 0).tolist(), batch.bootstrapped.tolist()
-    magnitudes = _magnitudes(results[0], batch).tolist()
+    magnitudes = _means(np.abs(results[0]), batch, np.diff(batch.offsets)).tolist()
+    means = _means(results[0], batch, batch.num_valid).tolist()
     return [
         ExperienceAdvantages(
             advantages=(own := advantages[start:stop]),
@@ -62,22 +63,27 @@ def cut(batch: Batch, details: GroupDetails, results: Results) -> list[Experienc
             zero_mask=zero_mask,
             bootstrapped=is_bootstrapped,
             magnitude=magnitude,
+            mean=mean,
         )
-        for (start, stop), singleton, zero_mask, is_bootstrapped, magnitude in zip(
-            itertools.pairwise(bounds), alone_B, zero_masks, bootstrapped, magnitudes, strict=True
+        for (start, stop), singleton, zero_mask, is_bootstrapped, magnitude, mean in zip(
+            *(itertools.pairwise(bounds), alone_B, zero_masks, bootstrapped, magnitudes, means),
+            strict=True,
         )
     ]
 
 
-def _magnitudes(advantages: NDArray[np.float32], batch: Batch) -> NDArray[np.float64]:
-    """Mean of |advantage| over each experience's response tokens, shape [B]; 0 without tokens."""
-    lengths = np.diff(batch.offsets)
-    magnitudes = np.zeros(len(lengths))
-    some = lengths > 0
+def _means(
+    values: NDArray[np.float32], batch: Batch, counts: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Sum of each experience's values, shape [D], by a count of its tokens, shape [B]; 0 without any."""
+    means = np.zeros(len(counts))
+    some = (np.diff(batch.offsets) > 0) & (counts > 0)
     if some.any():
-        sums = np.add.reduceat(np.abs(advantages, dtype=np.float64), batch.offsets[:-1][some])
-        magnitudes[some] = sums / lengths[some]
-    return magnitudes
+        # A sum ends where the next one begins: those without tokens have none in between.
+        has_tokens = np.diff(batch.offsets) > 0
+        sums = np.add.reduceat(values, batch.offsets[:-1][has_tokens], dtype=np.float64)
+        means[some] = sums[some[has_tokens]] / counts[some]
+    return means
 
 
 def common_details(plan: Plan) -> dict[str, Detail]:

@@ -360,3 +360,4 @@ class Buffer:
         """Let go of what it held; after `close` and `drain`."""
         self.state.contents.clear()
         self.state.progress.clear()
+        self.state.telemetry.clear()

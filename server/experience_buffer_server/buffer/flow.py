@@ -30,6 +30,7 @@ from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.departure import Cause
 from experience_buffer_server.buffer.state.entries import Entry, Group
 from experience_buffer_server.buffer.state.group_table import groups_of
+from experience_buffer_server.buffer.telemetry.seen import ConsumerDepth, Depth
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.runtime.tuning import TUNING
@@ -112,6 +113,9 @@ class Flow:
         if not group.is_whole or group.available or self.state.closed:
             return
         votes = [entry for entry in group.votes if entry.is_staying]
+        if not group.completed:
+            group.completed = True
+            self.state.telemetry.completed(votes)
         group.available = bool(votes) and all(entry.available for entry in votes)
         if not votes:
             self.removal.discard(group.members, Cause("failed", "nothing but failed rollouts"))
@@ -248,6 +252,8 @@ class Flow:
             self.eviction.shed()
         self.push_room.look()
         self.computing.tick(now)
+        if self.state.telemetry.trends.is_due(now):
+            self.state.telemetry.sample(now, depth_of(self.state))
         if now >= self._next_prune:
             self._next_prune = now + _PRUNE_SECONDS
             horizon = self.state.settings.duplicate_horizon_seconds
@@ -270,6 +276,25 @@ class Flow:
         self.computing.close()
         for name in list(self.state.consumers):
             self.state.remove_consumer(name)
+
+
+def depth_of(state: BufferState) -> Depth:
+    """What a buffer holds now, for its trends."""
+    return Depth(
+        state.contents.num_items,
+        state.contents.num_bytes,
+        len(state.contents.groups.open_groups),
+        [
+            ConsumerDepth(
+                consumer.name,
+                consumer.settings.raw,
+                len(consumer.ready),
+                consumer.num_leased,
+                len(consumer.waiters),
+            )
+            for consumer in state.consumers.values()
+        ],
+    )
 
 
 def _can_advance(entry: Entry) -> bool:

@@ -25,7 +25,7 @@ from experience_buffer_server.buffer.state.entries import COUNTED, Entry, key_of
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.sampling.leases import Lease, LeaseState
 from experience_buffer_server.sampling.units import Unit
-from experience_buffer_server.store.interface import LeaseRow, Store, StoredBuffer
+from experience_buffer_server.store.interface import LeaseRow, ProgressRow, Store, StoredBuffer
 from experience_buffer_server.store.rows import share_with_group
 
 
@@ -67,7 +67,9 @@ def restore(buffer: Buffer, state: StoredBuffer, store: Store) -> None:
     for group in groups.values():
         votes = group.votes
         group.available = group.is_whole and bool(votes) and all(e.available for e in votes)
+        group.completed = group.is_whole
     flow.state.progress.restore(state.progress, state.consumers)
+    _restore_steps(flow, state.progress)
     restore_leases(flow, state.leases)
     for consumer in flow.state.consumers.values():
         flow.offers.offer_everything(consumer)
@@ -79,6 +81,20 @@ def restore(buffer: Buffer, state: StoredBuffer, store: Store) -> None:
             flow.check_whole(group)
     flow.grouping.tidy()
     _remove_leftovers(flow, state)
+
+
+def _restore_steps(flow: Flow, rows: Iterable[ProgressRow]) -> None:
+    """Tell again what steps have consumed, as far as it is kept for a rewind."""
+    found: dict[tuple[str, int], list[Entry]] = {}
+    for row in rows:
+        entry = flow.state.contents.by_seq(row.seq) if row.steps else None
+        if entry is not None:
+            for name, steps in row.steps.items():
+                for step in steps:
+                    found.setdefault((name, step), []).append(entry)
+    for (name, step), entries in sorted(found.items()):
+        if name in flow.state.consumers:
+            flow.state.telemetry.restore(name, step, entries)
 
 
 def _go_on_in_time(state: StoredBuffer) -> None:

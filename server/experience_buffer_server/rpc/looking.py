@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import grpc
 from experience_buffer import errors
 from experience_buffer.v1 import looking_pb2, service_pb2, service_pb2_grpc
 from experience_buffer_server import __version__
+from experience_buffer_server.buffer import past
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.rpc import inspection, messages
 from experience_buffer_server.rpc.gateway import Backend
@@ -20,6 +22,7 @@ from experience_buffer_server.runtime.response_bytes import Hold
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
 
+_STEPS_AT_ONCE = 20
 _SMALL_RESPONSE_BYTES = 4096
 """Of a response without payload."""
 
@@ -87,19 +90,33 @@ class Looking(service_pb2_grpc.ExperienceBufferServicer):
         self, request: looking_pb2.ListStepsRequest, context: Context
     ) -> looking_pb2.ListStepsResponse:
         """What each training step has consumed."""
-        raise errors.UnsupportedError("ListSteps isn't there yet", subject="ListSteps")
+        buffer = self._backend.buffer(request.buffer)
+        step = request.step if request.HasField("step") else None
+        response = looking_pb2.ListStepsResponse()
+        for number, info in enumerate(past.steps(buffer, request.consumer, step, request.limit)):
+            response.steps.append(messages.message_of(looking_pb2.StepInfo, info))
+            if number % _STEPS_AT_ONCE == _STEPS_AT_ONCE - 1:
+                await asyncio.sleep(0)  # Others are answered in between.
+        return response
 
     async def ListDepartures(
         self, request: looking_pb2.ListDeparturesRequest, context: Context
     ) -> looking_pb2.ListDeparturesResponse:
         """What left lately, and why."""
-        raise errors.UnsupportedError("ListDepartures isn't there yet", subject="ListDepartures")
+        found = past.departures(
+            self._backend.buffer(request.buffer),
+            reason=request.reason,
+            unused_only=request.unused_only,
+            limit=request.limit,
+        )
+        return messages.message_of(looking_pb2.ListDeparturesResponse, found)
 
     async def GetTrends(
         self, request: looking_pb2.GetTrendsRequest, context: Context
     ) -> looking_pb2.GetTrendsResponse:
         """The last minutes."""
-        raise errors.UnsupportedError("GetTrends isn't there yet", subject="GetTrends")
+        found = past.trends(self._backend.buffer(request.buffer), request.seconds)
+        return messages.message_of(looking_pb2.GetTrendsResponse, found)
 
     async def Scan(
         self, request: service_pb2.ScanRequest, context: Context

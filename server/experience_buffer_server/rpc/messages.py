@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
-from google.protobuf import struct_pb2
+from google.protobuf import message_factory, struct_pb2
 from google.protobuf.message import Message
 
 from experience_buffer import errors
@@ -100,6 +100,24 @@ def filled(kind: type[_Message], source: object, **given: Any) -> _Message:
     """
     names = set(kind.DESCRIPTOR.fields_by_name) - given.keys()
     return kind(**given, **{name: getattr(source, name) for name in names})
+
+
+def message_of(kind: type[_Message], value: Any) -> _Message:
+    """The message of a value that has a field of the same name and kind for each of its own.
+
+    What is None is absent; values within one become messages, too.
+    """
+    given = {}
+    for name, field in kind.DESCRIPTOR.fields_by_name.items():
+        of_field = getattr(value, name)
+        if field.message_type is not None and of_field is not None:
+            part: Any = message_factory.GetMessageClass(cast("Any", field.message_type))
+            if field.is_repeated:
+                of_field = [message_of(part, each) for each in of_field]
+            else:
+                of_field = message_of(part, of_field)
+        given[name] = of_field
+    return kind(**given)
 
 
 def annotation_from(message: service_pb2.Annotation) -> Annotation:

@@ -42,6 +42,8 @@ class Lease:
     """Of a lease that ranks share: how many of the units, in order, are each rank's."""
     acked_parts: dict[int, int | None] = field(default_factory=dict)
     """Ranks that have acknowledged their part, with the training step."""
+    policy_version: int | None = None
+    """The published one when it was granted; None where there was none, or after a restart."""
 
     @property
     def world_size(self) -> int:

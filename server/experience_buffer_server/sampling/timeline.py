@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class Timeline:
@@ -43,6 +43,11 @@ class Timeline:
     def num_retained(self) -> int:
         """Acknowledgements held, each seq as often as it was acknowledged."""
         return self._num_retained
+
+    @property
+    def steps(self) -> Sequence[int]:
+        """Steps of which acknowledgements can be rewound, ascending."""
+        return self._steps
 
     def problem_with(self, step: int) -> str:
         """Say why an acknowledgement can't carry this step; empty if it can.

@@ -91,6 +91,8 @@ class ExperienceAdvantages:
     """A bootstrap value entered the computation."""
     magnitude: float = 0.0
     """Mean of |advantage| over its response tokens, masked ones included."""
+    mean: float = 0.0
+    """Mean advantage over its valid tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -344,9 +344,12 @@ class Computing:
         self._release(result.job)
         self._note_flags(result.rows)
         current = result.job.current
-        magnitudes = {row.seq: row.details["mean_magnitude"] for row in result.rows}
+        details = {row.seq: row.details for row in result.rows}
         for entry in current:
-            entry.magnitude = magnitudes[entry.record.seq]
+            of_one = details[entry.record.seq]
+            entry.magnitude, mean = of_one["mean_magnitude"], of_one["mean_advantage"]
+            # One number where they are equal: a million of them stay.
+            entry.advantage = entry.magnitude if mean == entry.magnitude else mean
             # Of an estimator that was set meanwhile: what can be sampled waits for no field.
             self._state.contents.set_missing(entry, ())
         self._events.make_available(current)
@@ -354,6 +357,7 @@ class Computing:
             self._events.advance([entry for entry in result.job.entries if entry.is_staying])
 
     def _note_flags(self, rows: Sequence[AdvantageRow]) -> None:
+        self._state.telemetry.trends.computed([row.details["mean_advantage"] for row in rows])
         self._state.metrics.advantages(self._state.name, [row.details for row in rows])
 
 

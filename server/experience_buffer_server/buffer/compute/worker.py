@@ -251,7 +251,7 @@ def _answer(result: GroupResult | GroupFailure) -> dict[str, Any]:
                 # Mostly the same: sent, stored and read once.
                 None if item.returns is item.advantages else item.returns,
                 {name: True for name in _FLAGS if getattr(item, name)}
-                | {"mean_magnitude": item.magnitude},
+                | {"mean_magnitude": item.magnitude, "mean_advantage": item.mean},
             )
             for item in result.items
         ],

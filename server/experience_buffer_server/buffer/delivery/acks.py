@@ -16,6 +16,7 @@ from experience_buffer_server.buffer.delivery.leasing import Leasing, row_of
 from experience_buffer_server.buffer.delivery.offers import Offers
 from experience_buffer_server.buffer.state import departure
 from experience_buffer_server.buffer.state.buffer_state import BufferState
+from experience_buffer_server.runtime import clock
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.store.interface import WriteBatch
 
@@ -124,8 +125,9 @@ class Acks:
         def stored() -> asyncio.Future[None] | None:
             del self._ending[lease.id]
             self._state.progress.ack_ended(seqs, lease.consumer)
+            self._tell(lease, seqs, step)
             self._offers.consumed(lease, self._leasing.close(lease, "acked"))
-            departure.forget(self._state, leaving)
+            departure.forget(self._state, leaving, departure.CONSUMED)
             self._state.metrics.acked(self._state.name, lease.consumer, lease.num_experiences)
             return None if self._state.closed else self._leave_if_done(seqs)
 
@@ -139,6 +141,17 @@ class Acks:
                 self._state.progress.set_deliveries(unit.seqs, lease.consumer, times)
 
         self._ending[lease.id] = self._changes.submit(batch, stored, failed)
+
+    def _tell(self, lease: Lease, seqs: Sequence[int], step: int | None) -> None:
+        consumer = self._state.consumers.get(lease.consumer)
+        self._state.telemetry.acked(
+            lease.consumer,
+            self._state.contents.by_seqs(seqs),
+            step=step,
+            version=lease.policy_version,
+            is_raw=consumer is not None and consumer.settings.raw,
+            now=clock.now(),
+        )
 
     def _leave_if_done(self, seqs: Iterable[int]) -> asyncio.Future[None] | None:
         """Remove what all have consumed by now; where there is no room for that, later.
@@ -158,7 +171,10 @@ class Acks:
             self._changes.owe_again(self._leave_if_done, [entry.record.seq for entry in done])
             _log.warning("%d consumed experiences can't be removed yet: %s", len(done), error)
 
-        return self._changes.submit(batch, lambda: departure.forget(self._state, leaving), failed)
+        def stored() -> None:
+            departure.forget(self._state, leaving, departure.CONSUMED)
+
+        return self._changes.submit(batch, stored, failed)
 
 
 def _check(

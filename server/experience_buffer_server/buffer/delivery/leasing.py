@@ -80,13 +80,18 @@ class Leasing:
             return  # The series of a deleted buffer have ended.
         now = clock.now()
         entries = self._state.contents.by_seqs(seq for unit in units for seq in unit.seqs)
-        ages = self._state.staleness
+        behind = self._state.staleness
+        ages = [max(now - entry.record.push_time, 0.0) for entry in entries]
+        staleness = [versions for entry in entries if (versions := behind(entry)) is not None]
         self._state.metrics.sampled(
             self._state.name,
             consumer.name,
             num_bytes=sum(entry.record.payload_bytes for entry in entries),
-            ages=[now - entry.record.push_time for entry in entries],
-            staleness=[versions for entry in entries if (versions := ages(entry)) is not None],
+            ages=ages,
+            staleness=staleness,
+        )
+        self._state.telemetry.trends.delivered(
+            consumer.name, ages, staleness, is_raw=consumer.settings.raw
         )
 
     async def grant(
@@ -116,6 +121,7 @@ class Leasing:
         """
         deadline = clock.now() + seconds
         lease = self._state.leases.grant(consumer, units, deadline, part_sizes=part_sizes)
+        lease.policy_version = self._state.row.policy_version
         if (holder := self._state.consumers.get(consumer)) is not None:
             holder.lent(lease)
         batch = self._changes.batch()

@@ -90,6 +90,7 @@ class Timelines:
         leases = self._leasing.note_returns(batch, consumer.name)
 
         def stored() -> Rewound:
+            self._state.telemetry.rewound(consumer.name, step, entries)
             self._offers.offer_again(entries.values())
             return Rewound(len(entries), len(leases))
 
@@ -150,7 +151,7 @@ class Timelines:
         leaving = departure.leave_if_done(self._state, batch, list(entries.values()))
 
         def stored() -> int:
-            departure.forget(self._state, leaving)
+            departure.forget(self._state, leaving, departure.CONSUMED)
             return len(released)
 
         def failed(error: BaseException) -> None:

@@ -247,7 +247,11 @@ class Line:
             departure.stay(self._state, leaving, departure.CONSUMED)
             self._state.events.postpone(leaving)
 
-        self._state.changes.spawn(batch, lambda: departure.forget(self._state, leaving), failed)
+        def stored() -> None:
+            why = f"too stale for consumer {consumer.name!r}"
+            departure.forget(self._state, leaving, departure.Cause("stale", why))
+
+        self._state.changes.spawn(batch, stored, failed)
 
     # --- why a call waits
 

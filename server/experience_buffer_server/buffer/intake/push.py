@@ -242,6 +242,7 @@ class Ingest:
         self.reading.end(entries)
         if entries:
             self._state.metrics.pushed(self._state.name, _STORED, "", len(entries))
+            self._state.telemetry.trends.pushed(entries)
         self._state.events.stored(entries)
 
     def _refused(self, entries: list[Entry], error: BaseException) -> None:

@@ -178,7 +178,7 @@ class Removal:
         leaving = departure.leave(self._state, batch, entries, cause)
 
         def on_disk() -> None:
-            departure.forget(self._state, leaving)
+            departure.forget(self._state, leaving, cause)
             # What they kept from being whole, or from being computed, may go on without them.
             for group in groups_of(leaving):
                 self._state.events.check_whole(group)

@@ -17,6 +17,8 @@ from experience_buffer_server.buffer.state.entries import Entry, Group, key_of
 from experience_buffer_server.buffer.state.events import BufferEvents
 from experience_buffer_server.buffer.state.legal_states import illegal
 from experience_buffer_server.buffer.state.progress import Progress
+from experience_buffer_server.buffer.telemetry.telemetry import Telemetry
+from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.runtime.tasks import Tasks
 from experience_buffer_server.sampling.leases import LeaseTable
@@ -58,6 +60,8 @@ class BufferState:
         """Deleted: what is still under way for it has no effect."""
         self.version_changed = asyncio.Event()
         """Set, and replaced, when a policy version is published or the buffer is deleted."""
+        self.telemetry = Telemetry(clock.now(), row.id)
+        """What has happened, as the rooms tell it."""
         self.contents = Contents(on_less=events.room_made, on_removed=events.removed)
         self.consumers: dict[str, Consumer] = {}
         """By name; rooms have views of it."""
@@ -186,6 +190,7 @@ class BufferState:
     def remove_consumer(self, name: str) -> None:
         """Remove a consumer; calls that wait for it end."""
         self.consumers.pop(name).close()
+        self.telemetry.steps.forget(name)
 
     # --- units
 

@@ -165,9 +165,12 @@ def _leave_closed(
     return rest
 
 
-def forget(state: BufferState, leaving: Sequence[Entry]) -> None:
+def forget(state: BufferState, leaving: Sequence[Entry], cause: Cause) -> None:
     """The batch is on disk: the entries, and groups that are over, are gone."""
-    _note_left(state, leaving)
+    unused = _note_left(state, leaving)
+    state.telemetry.left(
+        leaving, reason=cause.reason, message=cause.message, unused=unused, now=clock.now()
+    )
     for entry in leaving:
         state.contents.remove(entry)
         if entry.group is not None:
@@ -237,14 +240,15 @@ def _note_staying(state: BufferState, entries: Sequence[Entry]) -> None:
             consumer.tally.stays(key)
 
 
-def _note_left(state: BufferState, entries: Sequence[Entry]) -> None:
-    """The removal is on disk."""
-    state.progress.note_left(entries)
+def _note_left(state: BufferState, entries: Sequence[Entry]) -> set[int]:
+    """The removal is on disk; returns the seqs of the experiences that nobody was trained on."""
+    unused = state.progress.note_left(entries)
     for consumer in state.consumers.values():
         consumer.finished.difference_update(_units(consumer, entries))
     for consumer, _ in _limited(state):
         for key in _units(consumer, entries):
             consumer.tally.left(key)
+    return unused
 
 
 def _limited(state: BufferState) -> Iterator[tuple[Consumer, LimiterPlan]]:

@@ -143,7 +143,7 @@ class Entry:
     `pending -> durable -> (computing ->) available -> leaving`; a tombstone is never available.
     """
 
-    __slots__ = ("_state", "available", "group", "leaving", "magnitude", "record")
+    __slots__ = ("_state", "advantage", "available", "group", "leaving", "magnitude", "record")
 
     record: Record
     group: Group | None
@@ -153,6 +153,8 @@ class Entry:
     """Its removal is on its way to the disk, or has got there."""
     magnitude: float
     """Mean of |advantage| over its response tokens; 0 until it is computed."""
+    advantage: float | None
+    """Mean of its advantages over the tokens that train; None until it is computed, and after a restart."""
     durable = _Shared[bool]("durable")
     """Its commit is on disk."""
     acked = _Shared[frozenset[str]]("acked")
@@ -175,6 +177,7 @@ class Entry:
         self.group = group
         self.available = self.leaving = False
         self.magnitude = 0.0
+        self.advantage = None
         self._state = _STORED if durable else _NEW
 
     @property
@@ -205,6 +208,8 @@ class Group:
     """Seconds since the Unix epoch."""
     overdue: bool = False
     """Unfinished past its deadline."""
+    completed: bool = False
+    """It was told once that it is whole."""
 
     @property
     def is_open(self) -> bool:

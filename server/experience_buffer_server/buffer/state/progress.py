@@ -310,12 +310,16 @@ class Progress:
 
     # --- leaving
 
-    def note_left(self, entries: Iterable[Entry]) -> None:
-        """Experiences have left: count those that nobody used."""
+    def note_left(self, entries: Iterable[Entry]) -> set[int]:
+        """Experiences have left: count those that nobody used; returns their seqs."""
         raw = self._raw_names()
-        self.usage.num_unused += sum(
-            not (entry.record.tombstone or self._is_used(entry, raw)) for entry in entries
-        )
+        unused = {
+            entry.record.seq
+            for entry in entries
+            if not (entry.record.tombstone or self._is_used(entry, raw))
+        }
+        self.usage.num_unused += len(unused)
+        return unused
 
     def forget(self, seqs: Iterable[int]) -> None:
         """Experiences have left: no rewind brings them back."""
