@@ -298,6 +298,15 @@ class Buffer:
         """The entries with larger numbers, oldest first; nothing may change meanwhile."""
         return self.state.contents.since(seq)
 
+    @property
+    def last_seq(self) -> int:
+        """The number that was given last to an entry, or to a priority."""
+        return self.state.contents.last_seq
+
+    def times_sampled(self, entry: Entry) -> int:
+        """Deliveries of an experience that were acknowledged, over all consumers."""
+        return self.state.progress.times_acked(entry)
+
     def staleness(self, entry: Entry) -> int | None:
         """Published policy version minus the entry's lowest; None when either is unknown."""
         return self.state.staleness(entry)

@@ -65,7 +65,7 @@ def list_page(buffer: Buffer, request: service_pb2.ListRequest) -> service_pb2.L
         )
     after = int(request.page_token or 0)
     looked = list(itertools.islice(buffer.since(after), _MAX_LOOKS + 1))
-    found = _matching(buffer, request.filter, looked[:_MAX_LOOKS])
+    found = matching(buffer, request.filter, looked[:_MAX_LOOKS])
     page = list(itertools.islice(found, size + 1))
     if len(page) > size:
         token = str(page[size - 1].record.seq)
@@ -112,7 +112,7 @@ async def delete(buffer: Buffer, request: service_pb2.DeleteRequest) -> service_
     else:
         entries, after = [], 0
         while looked := list(itertools.islice(buffer.since(after), TUNING.looks_at_once)):
-            entries += _matching(buffer, request.filter, looked)
+            entries += matching(buffer, request.filter, looked)
             after = looked[-1].record.seq
             await asyncio.sleep(0)  # Others are answered in between.
         if not entries:
@@ -141,9 +141,10 @@ def _check_key(buffer: Buffer, wanted: service_pb2.Filter, entries: Iterable[Ent
             )
 
 
-def _matching(
+def matching(
     buffer: Buffer, wanted: service_pb2.Filter, entries: Iterable[Entry]
 ) -> Iterator[Entry]:
+    """Those of the entries that a filter lets pass: on disk, and not leaving."""
     tid, rid, sid = wanted.tid, wanted.rid, wanted.sid
     for entry in entries:
         record = entry.record

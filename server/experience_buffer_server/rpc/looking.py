@@ -16,6 +16,7 @@ from experience_buffer_server.buffer import past
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.rpc import inspection, messages
 from experience_buffer_server.rpc.gateway import Backend
+from experience_buffer_server.rpc.scanning import Scans, scan
 from experience_buffer_server.runtime.callers import caller_of, current_caller
 from experience_buffer_server.runtime.response_bytes import Hold
 
@@ -33,6 +34,7 @@ class Looking(service_pb2_grpc.ExperienceBufferServicer):
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._started = time.monotonic()
+        self._scans = Scans()
 
     async def Get(
         self, request: service_pb2.GetRequest, context: Context
@@ -118,12 +120,11 @@ class Looking(service_pb2_grpc.ExperienceBufferServicer):
         found = past.trends(self._backend.buffer(request.buffer), request.seconds)
         return messages.message_of(looking_pb2.GetTrendsResponse, found)
 
-    async def Scan(
+    def Scan(
         self, request: service_pb2.ScanRequest, context: Context
     ) -> AsyncIterator[service_pb2.ScanResponse]:
         """Stored experiences with their payloads."""
-        raise errors.UnsupportedError("Scan isn't there yet", subject="Scan")
-        yield
+        return scan(self._backend, self._scans, request)
 
     def visible_buffers(self) -> list[Buffer]:
         """All buffers that the caller may see, by name."""

@@ -87,6 +87,12 @@ class Progress:
         """What is known of an experience, to be read only; nothing where it has no row."""
         return self._rows.get(seq, _NOTHING)
 
+    def times_acked(self, entry: Entry) -> int:
+        """Deliveries that were acknowledged, over all consumers."""
+        known = self.known(entry.record.seq)
+        once = entry.acked.difference(known.times_sampled, known.passed_over)
+        return len(once) + sum(known.times_sampled.values())
+
     def note_delivery(self, batch: WriteBatch, unit: Unit, consumer: str) -> None:
         """Count a delivery that ended badly."""
         self.set_deliveries(unit.seqs, consumer, unit.num_deliveries)

@@ -1,0 +1,278 @@
+"""Scan: stored experiences with their payloads, one after the other, beside everything else.
+
+It takes its turns on the event loop among pushes, a millisecond or so at a time, and holds the bytes of
+one frame until the reader has taken it. It consumes nothing and keeps nothing from leaving.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+from experience_buffer import errors
+from experience_buffer._tables import json_text
+from experience_buffer.v1 import service_pb2
+from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.delivery.read_ahead import fetched
+from experience_buffer_server.buffer.state.entries import Entry
+from experience_buffer_server.rpc import inspection, messages
+from experience_buffer_server.rpc.batch_assembly import FLAGS
+from experience_buffer_server.rpc.gateway import Backend
+from experience_buffer_server.runtime.callers import caller_of, current_caller
+from experience_buffer_server.runtime.response_bytes import Hold
+from experience_buffer_server.store.interface import AdvantageRow, DamagedRecordError, Found
+
+FRAME_BYTES: Final = 1 << 20
+_MOST_IN_FRAME: Final = 4096
+"""Experiences of a frame without payloads."""
+_SLICE_BYTES: Final = 256 << 10
+_SLICE: Final = 48
+"""Experiences that are read in one turn on the event loop."""
+_LOOKS: Final = 1024
+"""Experiences that are looked at in one turn, whether the filter lets them pass or not."""
+_FRAME_SECONDS: Final = 1.0
+"""After which a frame goes out with what there is, so that the reader can go on after it."""
+_MOST_SCANS: Final = 4
+_RETRY_SECONDS: Final = 1.0
+_CURSOR: Final = re.compile(r"([0-9a-f]{1,20})\.([0-9]{1,20})")
+
+
+class Scans:
+    """Counts the scans of a server. Belongs to its event loop."""
+
+    def __init__(self) -> None:
+        self._num_running = 0
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Run one more.
+
+        Raises:
+            ResourceExhaustedError: As many as may are running.
+        """
+        if self._num_running >= _MOST_SCANS:
+            raise errors.ResourceExhaustedError(
+                f"{self._num_running} scans are running, which is the most; come again when one has ended",
+                subject="Scan",
+                retry_delay_seconds=_RETRY_SECONDS,
+            )
+        self._num_running += 1
+        try:
+            yield
+        finally:
+            self._num_running -= 1
+
+
+async def scan(
+    backend: Backend, scans: Scans, request: service_pb2.ScanRequest
+) -> AsyncIterator[service_pb2.ScanResponse]:
+    """The frames of a scan.
+
+    Raises:
+        BufferNotFoundError: There is no such buffer, or not any more.
+        InvalidRequestError: The cursor isn't one of this buffer's.
+        ResourceExhaustedError: Too many scans are running.
+        UnavailableError: The server is stopping.
+    """
+    buffer = backend.buffer(request.buffer)
+    after = _seq_of(buffer, request.cursor)
+    with scans.entered():
+        scanning = _Scanning(backend, buffer, request, after)
+        hold: Hold | None = None
+        try:
+            while not scanning.is_over:
+                # As much as a frame has, or what a single large experience takes.
+                hold = await backend.responses.wait(caller_of(), scanning.next_bytes())
+                yield await scanning.frame()
+                hold.release()
+        finally:
+            if hold is not None:
+                hold.release()
+
+
+def cursor_of(create_time: float, seq: int) -> str:
+    """What a scan of a buffer goes on by: another buffer of its name has other ones."""
+    return f"{int(create_time * 1e6):x}.{seq}"
+
+
+def _seq_of(buffer: Buffer, cursor: str) -> int:
+    if not cursor:
+        return 0
+    found = _CURSOR.fullmatch(cursor)
+    if found is None:
+        raise errors.InvalidRequestError(
+            f"cursor {cursor[:80]!r} is not one that a scan gave", subject="cursor"
+        )
+    seq = int(found[2])
+    if cursor != cursor_of(buffer.create_time, seq):
+        raise errors.InvalidRequestError(
+            f"cursor {cursor!r} is one of another buffer {buffer.name!r}, which was deleted since: "
+            "leave it out to begin from the beginning",
+            subject="cursor",
+        )
+    return seq
+
+
+class _Scanning:
+    """One scan under way."""
+
+    def __init__(
+        self, backend: Backend, buffer: Buffer, request: service_pb2.ScanRequest, after: int
+    ) -> None:
+        self._backend = backend
+        self._buffer = buffer
+        self._filter = request.filter
+        self._with_payloads = not request.without_payloads
+        self._line = f"scan {current_caller().peer}"
+        self._first = self._after = self._looked = after
+        """Seqs: where it began, what was sent, what was looked at."""
+        self._last = buffer.last_seq
+        """What comes later isn't among it."""
+        self._ready: list[Entry] = []
+        """Looked at, and yet to be read; in order."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing more to send."""
+        return self._after >= self._last
+
+    def next_bytes(self) -> int:
+        """About as much as the next frame takes."""
+        first = self._ready[0].record.payload_bytes if self._ready else 0
+        return max(FRAME_BYTES, first) if self._with_payloads else FRAME_BYTES
+
+    async def frame(self) -> service_pb2.ScanResponse:
+        """The next frame: empty where nothing of what was looked at passes the filter."""
+        frame, num_bytes, began = service_pb2.ScanResponse(), 0, time.monotonic()
+        while not self.is_over:
+            self._check()
+            if not self._ready:
+                await self._look()
+                if self._ready:
+                    continue
+                if self.is_over or time.monotonic() - began > _FRAME_SECONDS:
+                    break
+                continue
+            room = FRAME_BYTES - num_bytes
+            if frame.experiences and (
+                room <= 0 or self._size(self._ready[0]) > max(room, _SLICE_BYTES)
+            ):
+                break
+            num_bytes += await self._read(frame)
+            if len(frame.experiences) >= _MOST_IN_FRAME:
+                break
+        frame.cursor = cursor_of(self._buffer.create_time, self._after)
+        span = max(self._last - self._first, 1)
+        frame.progress = min((self._after - self._first) / span, 1.0)
+        return frame
+
+    def _check(self) -> None:
+        if self._backend.draining.is_set():
+            raise errors.UnavailableError(
+                "the server is stopping; go on by the cursor when it is back",
+                retry_delay_seconds=1.0,
+            )
+        if self._buffer.closed:
+            raise errors.BufferNotFoundError(
+                f"buffer {self._buffer.name!r} was deleted", subject=self._buffer.name
+            )
+
+    def _size(self, entry: Entry) -> int:
+        return entry.record.payload_bytes if self._with_payloads else 0
+
+    async def _look(self) -> None:
+        """Find what comes next."""
+        turn = await self._backend.turns.take(self._line)
+        try:
+            self._check()
+            looked = list(itertools.islice(self._buffer.since(self._looked), _LOOKS))
+            seen = [entry for entry in looked if entry.record.seq <= self._last]
+            self._ready = list(inspection.matching(self._buffer, self._filter, seen))
+            is_end = len(looked) < _LOOKS or len(seen) < len(looked)
+            self._looked = self._last if is_end else looked[-1].record.seq
+            if not self._ready:
+                self._after = self._looked
+        finally:
+            turn.end()
+
+    async def _read(self, frame: service_pb2.ScanResponse) -> int:
+        """Read a slice into a frame; its bytes."""
+        entries, num_bytes = self._ready[:1], self._size(self._ready[0])
+        for entry in self._ready[1:_SLICE]:
+            num_bytes += self._size(entry)
+            if num_bytes > _SLICE_BYTES:
+                break
+            entries.append(entry)
+        store, buffer = self._backend.store, self._buffer
+        async with fetched(store, buffer.id, entries if self._with_payloads else ()):
+            turn = await self._backend.turns.take(self._line)
+            try:
+                self._check()
+                num_bytes = self._add(frame, entries)
+            finally:
+                turn.end()
+        del self._ready[: len(entries)]
+        self._after = entries[-1].record.seq if self._ready else self._looked
+        return num_bytes
+
+    def _add(self, frame: service_pb2.ScanResponse, entries: Sequence[Entry]) -> int:
+        buffer = self._buffer
+        # Others were on the event loop since.
+        here = [entry for entry in entries if entry.durable and not entry.leaving]
+        present = {entry.record.seq for entry in buffer.entries(e.record.seq for e in here)}
+        here = [entry for entry in here if entry.record.seq in present]
+        read = [entry for entry in here if not entry.record.tombstone]
+        uids, seqs = [e.record.uid for e in read], [e.record.seq for e in read]
+        reasons: dict[int, str] = {}
+        num_bytes = 0
+        with self._backend.store.stored(
+            buffer.id, uids if self._with_payloads else [], seqs
+        ) as (payloads, computed):
+            found: Mapping[int, Any] = dict(zip(seqs, payloads, strict=self._with_payloads))
+            rows: Mapping[int, Found[AdvantageRow]] = dict(zip(seqs, computed, strict=True))
+            for entry in here:
+                seq = entry.record.seq
+                payload, row = found.get(seq), rows.get(seq)
+                is_due = self._with_payloads and not entry.record.tombstone
+                message = frame.experiences.add(
+                    group="" if entry.group is None else entry.group.row.key,
+                    staleness=buffer.staleness(entry),
+                    times_sampled=buffer.times_sampled(entry),
+                )
+                message.summary.CopyFrom(messages.summary_message(buffer, entry))
+                reason = _damage(payload, row, is_due=is_due, is_computed=bool(entry.magnitude))
+                if reason:
+                    message.damage = reasons[seq] = reason
+                    continue
+                if payload is not None:
+                    message.payload = bytes(payload)
+                if isinstance(row, AdvantageRow):
+                    self._add_computed(message, row)
+                num_bytes += len(message.payload) + len(message.advantages) + 300
+        buffer.set_aside(reasons)
+        return num_bytes
+
+    def _add_computed(self, message: service_pb2.ScannedExperience, row: AdvantageRow) -> None:
+        message.details = json_text.encoded(row.details, metadata_bytes=0) or ""
+        message.flags.extend(flag for flag in FLAGS if row.details.get(flag))
+        if self._with_payloads:
+            message.advantages = row.advantages
+            if row.returns != row.advantages:
+                message.returns = row.returns
+
+
+def _damage(
+    payload: Found[memoryview], row: Found[AdvantageRow], *, is_due: bool, is_computed: bool
+) -> str:
+    """Why an experience can't be read back; empty where it can."""
+    if isinstance(payload, DamagedRecordError) or (is_due and payload is None):
+        return str(payload or "its payload is gone")
+    if isinstance(row, DamagedRecordError):
+        return str(row)
+    if row is None and is_computed:
+        return "its advantages are gone"
+    return ""
