@@ -21,8 +21,8 @@ FILES = {
     f"{CLIENT}/_async/{name}.py": f"{CLIENT}/_sync/{name}.py"
     for name in (
         *("background_push", "batch", "buffer_verbs", "content_verbs", "delivery_verbs"),
-        *("history_verbs", "listing", "policy_watch", "reconnecting", "stream"),
-        "transfer_verbs",
+        *("history_verbs", "listing", "policy_watch", "reconnecting", "scanning"),
+        *("stream", "transfer_verbs"),
     )
 }
 """From which file which one is made."""

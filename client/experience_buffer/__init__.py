@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from experience_buffer._async.batch import AsyncBatch as AsyncBatch
     from experience_buffer._async.listing import AsyncPages as AsyncPages
     from experience_buffer._async.policy_watch import AsyncPolicyVersions as AsyncPolicyVersions
+    from experience_buffer._async.scanning import AsyncScan as AsyncScan
     from experience_buffer._async.stream import AsyncSampleStream as AsyncSampleStream
     from experience_buffer._async.writer import AsyncWriter as AsyncWriter
     from experience_buffer._sync.batch import Batch as Batch
     from experience_buffer._sync.listing import Pages as Pages
     from experience_buffer._sync.policy_watch import PolicyVersions as PolicyVersions
+    from experience_buffer._sync.scanning import Scan as Scan
     from experience_buffer._sync.stream import SampleStream as SampleStream
     from experience_buffer._sync.writer import Writer as Writer
     from experience_buffer.advice import Advice as Advice
@@ -104,11 +106,13 @@ _NAMES: Final = {
     "_async.batch": ("AsyncBatch",),
     "_async.listing": ("AsyncPages",),
     "_async.policy_watch": ("AsyncPolicyVersions",),
+    "_async.scanning": ("AsyncScan",),
     "_async.stream": ("AsyncSampleStream",),
     "_async.writer": ("AsyncWriter",),
     "_sync.batch": ("Batch",),
     "_sync.listing": ("Pages",),
     "_sync.policy_watch": ("PolicyVersions",),
+    "_sync.scanning": ("Scan",),
     "_sync.stream": ("SampleStream",),
     "_sync.writer": ("Writer",),
     "advice": ("Advice", "advise"),

@@ -185,9 +185,7 @@ class ScannedExperience(Shown):
     """One experience as `scan` reads it: as it was pushed, and beside it what the server computed.
 
     Attributes:
-        summary: What `list` says of it.
-        group: Key of its group; empty in a buffer without groups.
-        staleness: Published policy version minus its lowest; None when either is unknown.
+        summary: What `list` says of it, but for `places`.
         times_sampled: Deliveries that were acknowledged, over all consumers.
         flags: What its advantages are like, such as "zero_variance"; see `Batch.flags`.
         payload: Its TRXP payload as it was pushed; empty for a tombstone, where it can't be read, and
@@ -201,8 +199,6 @@ class ScannedExperience(Shown):
     """
 
     summary: ExperienceSummary
-    group: str = ""
-    staleness: int | None = None
     times_sampled: int = 0
     flags: tuple[str, ...] = ()
     payload: bytes = field(default=b"", repr=False)

@@ -133,6 +133,8 @@ def seeds() -> list[bytes]:
         ("UpdatePriorities", pb.UpdatePrioritiesRequest(buffer="plain", updates=[priority])),
         ("Get", pb.GetRequest(buffer="plain", uid="1/2/3/5/a")),
         ("List", pb.ListRequest(buffer="plain", page_size=1, page_token="1")),
+        ("Scan", pb.ScanRequest(buffer="plain", cursor="1.1", without_payloads=True)),
+        ("Scan", pb.ScanRequest(buffer="plain")),
         ("Annotate", annotation),
         ("Delete", pb.DeleteRequest(buffer="plain", uids=["1/2/3/5/a"])),
         ("CreateBuffer", creation), ("UpdateBuffer", change),

@@ -167,6 +167,10 @@ class ServiceTarget:
                 elif method.name == "WatchPolicyVersion":
                     async with contextlib.aclosing(handler(requests[0], Context())) as answers:
                         await anext(answers)
+                elif method.name == "Scan":
+                    async with contextlib.aclosing(handler(requests[0], Context())) as answers:
+                        async for answer in answers:
+                            _check_answer(answer)
                 else:
                     _check_answer(await handler(requests[0], Context()))
         except TimeoutError:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
-from experience_buffer._arguments import as_flag, as_words
+from experience_buffer._arguments import as_flag, as_text, as_words
 from experience_buffer._messages import annotate as _annotate
 from experience_buffer._messages import calls, convert
 from experience_buffer._messages.calls import Call, number
@@ -15,6 +15,7 @@ from experience_buffer._messages.names import GROUP_ORDER
 from experience_buffer._sync.connection import Connection
 from experience_buffer._sync.listing import Pages
 from experience_buffer._sync.primitives import in_thread
+from experience_buffer._sync.scanning import Scan
 from experience_buffer._transport.retry import Deadline
 from experience_buffer.looking import GroupInfo, GroupOrder, GroupState, Where
 from experience_buffer.outcomes import AnnotateOutcome, AnnotateResult
@@ -149,6 +150,38 @@ class ContentVerbs(Connection):
             filter=filter_of(where),
             newest_first=newest_first,
             page_size=page_size,
+        )
+
+    def scan(
+        self,
+        *,
+        buffer: str = "default",
+        cursor: str = "",
+        with_payloads: bool = True,
+        **where: Unpack[Where],
+    ) -> Scan:
+        """Iterate over stored experiences with their payloads, oldest first, without consuming them.
+
+        For exports and analyses: no consumer is needed, none is held up, and what is stored stays.
+        What is pushed after it has begun isn't among it; what leaves meanwhile may be missing. It
+        goes on where it was when the connection breaks, and by `cursor` on another day.
+
+        Args:
+            buffer: The buffer's name.
+            cursor: Go on after it: that of an experience, or of an earlier scan; empty: from the
+                beginning.
+            with_payloads: False: everything but payloads and what was computed per token.
+            **where: Which, by the fields of `Where`; all that is given has to hold.
+
+        Raises:
+            InvalidRequestError: A filter can't be.
+        """
+        return Scan(
+            self,
+            buffer=as_text("buffer", buffer),
+            cursor=as_text("cursor", cursor),
+            where=filter_of(where),
+            with_payloads=as_flag("with_payloads", with_payloads),
         )
 
     def delete(

@@ -84,13 +84,13 @@ class Columns:
         is_tombstone = summary.state == "tombstone"
         return {
             "uid": summary.uid,
-            "group": row.group,
+            "group": summary.group,
             "tid": summary.tid,
             "rid": summary.rid,
             "reward": summary.reward,
             "model_version": summary.min_policy_version,
             "max_model_version": summary.max_policy_version,
-            "staleness": row.staleness,
+            "staleness": summary.staleness,
             "times_sampled": row.times_sampled,
             "flags": list(row.flags),
             "state": summary.state or None,

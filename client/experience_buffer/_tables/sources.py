@@ -46,6 +46,7 @@ def _of_batch(batch: BatchData) -> Iterator[ScannedExperience]:
         yield _of(
             experience,
             experience.serialize(),
+            state="leased",
             group=group,
             staleness=lag,
             times_sampled=times,
@@ -58,7 +59,15 @@ def _numbers(packed: PackedBatch, name: str) -> list[int]:
     return found
 
 
-def _of(experience: Experience, payload: bytes, **facts: Any) -> ScannedExperience:
+def _of(
+    experience: Experience,
+    payload: bytes,
+    *,
+    state: Any = "",
+    group: str = "",
+    staleness: int | None = None,
+    **facts: Any,
+) -> ScannedExperience:
     eid = experience.eid
     low, high = _versions(experience)
     return ScannedExperience(
@@ -67,7 +76,7 @@ def _of(experience: Experience, payload: bytes, **facts: Any) -> ScannedExperien
             tid=eid.tid,
             rid=eid.rid,
             sid=eid.sid,
-            state="" if not facts else "leased",  # type: ignore[arg-type]
+            state=state,
             reward=None if experience.reward is None else float(experience.reward),
             response_tokens=0,
             payload_bytes=len(payload),
@@ -77,6 +86,8 @@ def _of(experience: Experience, payload: bytes, **facts: Any) -> ScannedExperien
             message="",
             priority=1.0,
             generation=0,
+            group=group,
+            staleness=staleness,
         ),
         payload=payload,
         **facts,

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from experience_buffer import errors
 from experience_buffer._tables import json_text
-from experience_buffer.v1 import service_pb2
+from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.read_ahead import fetched
 from experience_buffer_server.buffer.state.entries import Entry
@@ -229,9 +229,10 @@ class _Scanning:
         uids, seqs = [e.record.uid for e in read], [e.record.seq for e in read]
         reasons: dict[int, str] = {}
         num_bytes = 0
-        with self._backend.store.stored(
-            buffer.id, uids if self._with_payloads else [], seqs
-        ) as (payloads, computed):
+        with self._backend.store.stored(buffer.id, uids if self._with_payloads else [], seqs) as (
+            payloads,
+            computed,
+        ):
             found: Mapping[int, Any] = dict(zip(seqs, payloads, strict=self._with_payloads))
             rows: Mapping[int, Found[AdvantageRow]] = dict(zip(seqs, computed, strict=True))
             for entry in here:
@@ -239,11 +240,10 @@ class _Scanning:
                 payload, row = found.get(seq), rows.get(seq)
                 is_due = self._with_payloads and not entry.record.tombstone
                 message = frame.experiences.add(
-                    group="" if entry.group is None else entry.group.row.key,
-                    staleness=buffer.staleness(entry),
                     times_sampled=buffer.times_sampled(entry),
+                    cursor=cursor_of(buffer.create_time, seq),
                 )
-                message.summary.CopyFrom(messages.summary_message(buffer, entry))
+                self._summarise(message.summary, entry)
                 reason = _damage(payload, row, is_due=is_due, is_computed=bool(entry.magnitude))
                 if reason:
                     message.damage = reasons[seq] = reason
@@ -255,6 +255,31 @@ class _Scanning:
                 num_bytes += len(message.payload) + len(message.advantages) + 300
         buffer.set_aside(reasons)
         return num_bytes
+
+    def _summarise(self, summary: types_pb2.ExperienceSummary, entry: Entry) -> None:
+        """What `List` says, but for the places: there are hundreds in each frame."""
+        buffer, record = self._buffer, entry.record
+        summary.uid, summary.tid = record.uid, record.tid
+        summary.rid, summary.sid = record.rid, record.sid
+        summary.state = messages.state_number(buffer.state_of(entry))
+        if record.reward is not None:
+            summary.reward = record.reward
+        summary.response_tokens, summary.payload_bytes = (
+            record.response_tokens, record.payload_bytes,
+        )  # fmt: skip
+        if record.min_version is not None:
+            summary.min_policy_version = record.min_version
+        if record.max_version is not None:
+            summary.max_policy_version = record.max_version
+        summary.push_time = record.push_time
+        summary.message = buffer.kept_from(entry)
+        summary.priority, summary.generation = record.priority, record.generation
+        if entry.group is not None:
+            summary.group = entry.group.row.key
+        if (staleness := buffer.staleness(entry)) is not None:
+            summary.staleness = staleness
+        if (magnitude := buffer.magnitude(entry)) is not None:
+            summary.magnitude = magnitude
 
     def _add_computed(self, message: service_pb2.ScannedExperience, row: AdvantageRow) -> None:
         message.details = json_text.encoded(row.details, metadata_bytes=0) or ""

@@ -51,6 +51,8 @@ def summary(experience: Experience, **facts: Any) -> ExperienceSummary:
         "message": "",
         "priority": 2.5,
         "generation": 11,
+        "group": "eval%2F1/a%2Fb",
+        "staleness": 3,
     }
     return ExperienceSummary(**(values | facts))
 
@@ -76,8 +78,6 @@ def scanned(run: int = 0, **facts: Any) -> ScannedExperience:
     experience = rollout(run)
     values: dict[str, Any] = {
         "summary": summary(experience),
-        "group": "eval%2F1/a%2Fb",
-        "staleness": 3,
         "times_sampled": 2,
         "flags": ("zero_variance",),
         "payload": experience.serialize(),

@@ -33,7 +33,7 @@ from experience_buffer.v1 import config_pb2, types_pb2
 
 PUBLIC = """
 AdvantageConfig Advice AlreadyExistsError AnnotateOutcome AnnotateRefusedError AnnotateResult
-AsyncBatch AsyncClient AsyncPages AsyncPolicyVersions AsyncSampleStream AsyncWriter Batch
+AsyncBatch AsyncClient AsyncPages AsyncPolicyVersions AsyncSampleStream AsyncScan AsyncWriter Batch
 BufferConfig BufferFullError BufferInfo BufferNotFoundError BufferStats CallCancelledError Client
 ClientOptions ConsumerConfig ConsumerNotFoundError ConsumerPlace ConsumerStats CustomField
 DataLossError DeadlineExceededError DeleteResult Departure Departures DiskStats Distribution EID
@@ -41,7 +41,7 @@ Experience ExperienceBufferError ExperienceDataset ExperienceNotFoundError Exper
 ForbiddenError GroupInfo GroupMember GroupNotFoundError InternalServerError InvalidRequestError
 LeaseInfo LeaseNotFoundError LeasePart LeasedUnit Limiter MessageTooLargeError NotFoundError Pacing
 PackedBatch Pages PolicyVersions PriorityResult PushOutcome PushRefusedError PushResult Reservation
-ResourceExhaustedError Retention RetryOptions RewindResult SafeResult SampleStream
+ResourceExhaustedError Retention RetryOptions RewindResult SafeResult SampleStream Scan
 ScannedExperience SealedGroup Selector SnapshotResult Staleness Stats StepInfo StoredExperience
 TlsOptions Tombstone Trends TrxpError UnauthenticatedError UnavailableError UnsupportedError Where
 Writer WriterCounts WriterOptions WrongStateError advise
@@ -50,7 +50,7 @@ VERBS = """
 ack address annotate close create_buffer declare_safe delete delete_buffer drop_group extend_lease
 get get_buffer get_group get_stats get_trends list list_buffers list_departures list_groups
 list_leases list_steps load_state_dict nack options publish_policy_version push release_quarantined
-reserve_groups rewind sample seal_group snapshot state_dict stream timeout update_buffer
+reserve_groups rewind sample scan seal_group snapshot state_dict stream timeout update_buffer
 update_priorities watch_policy_version writer
 """
 
