@@ -247,7 +247,7 @@ def test_training_goes_on_beside_it(make_server: MakeServer) -> None:
 
         thread = threading.Thread(target=look)
         thread.start()
-        seconds = []
+        seconds: list[float] = []
         while num_scans < 3 or len(seconds) < 20:
             began = time.perf_counter()
             client.sample(4, buffer="math", timeout=5.0).ack()
