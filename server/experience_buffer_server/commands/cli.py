@@ -25,8 +25,19 @@ PANELS: Final[dict[str, dict[str, str]]] = {
     },
     "Look": {
         "status": "status:status",
+        "top": "top:top",
         "why": "status:why",
         "buffers": "buffers:buffers",
+        "list": "experiences:list_all",
+        "show": "show:show",
+        "steps": "steps:steps",
+        "departures": "steps:departures",
+    },
+    "Act": {
+        "seal": "acting:seal",
+        "drop": "acting:drop",
+        "delete": "acting:delete",
+        "release": "acting:release",
     },
     "Data": {
         "snapshot": "snapshots:take",
@@ -34,6 +45,7 @@ PANELS: Final[dict[str, dict[str, str]]] = {
         "restore": "snapshots:restore",
     },
     "Check": {
+        "check-config": "check_config:check_config",
         "verify": "verify:verify",
     },
 }

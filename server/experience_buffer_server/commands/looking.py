@@ -97,8 +97,12 @@ class Looking:
             sys.stdout.write(json.dumps(plain, ensure_ascii=True, allow_nan=False) + "\n")
             sys.stdout.flush()
 
-    def confirm(self, question: str, *, yes: bool) -> None:
+    def confirm(self, what: str, *, yes: bool) -> None:
         """Say what will happen, and go on only where that is wanted.
+
+        Args:
+            what: A sentence.
+            yes: Go on without a question.
 
         Raises:
             typer.BadParameter: Nobody can be asked, and `--yes` isn't given.
@@ -107,8 +111,9 @@ class Looking:
         if yes:
             return
         if not sys.stdin.isatty():
-            raise typer.BadParameter(f"{question} Nobody can be asked here: give --yes")
-        if not typer.confirm(question, err=True):
+            raise typer.BadParameter(f"{what} Nobody can be asked here: give --yes")
+        typer.echo(what, err=True)
+        if not typer.confirm("Go on?", err=True):
             raise typer.Exit(1)
 
     def close(self) -> None:
@@ -175,11 +180,11 @@ def _reported(*, as_json: bool) -> Iterator[None]:
     except typer.BadParameter as error:
         if not as_json:
             raise
-        raise _failed_json("UsageError", error.message, "", 2) from error
+        raise failed_json("UsageError", error.message, "", 2) from error
     except errors.ExperienceBufferError as error:
         status = 1 if isinstance(error, _no_errors()) else 2
         if as_json:
-            raise _failed_json(type(error).__name__, str(error), error.status, status) from error
+            raise failed_json(type(error).__name__, str(error), error.status, status) from error
         raise failed(str(error), status=status) from error
 
 
@@ -195,7 +200,15 @@ def _no_errors() -> tuple[type[Exception], ...]:
     )
 
 
-def _failed_json(kind: str, message: str, status: str, code: int) -> SystemExit:
+def failed_json(kind: str, message: str, status: str, code: int) -> SystemExit:
+    """Say what went wrong as one line of JSON on stderr; what to raise then.
+
+    Args:
+        kind: The error's class.
+        message: In words.
+        status: Name of the gRPC status; empty where no server was asked.
+        code: The exit status.
+    """
     line = {"error": {"type": kind, "message": message, "status": status}}
     sys.stderr.write(json.dumps(line) + "\n")
     return SystemExit(code)

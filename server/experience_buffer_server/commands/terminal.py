@@ -5,6 +5,7 @@ What rollouts have written goes through `clean` before it is printed, and never 
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -19,6 +20,8 @@ from experience_buffer import _show
 WIDE: Final = 10_000
 """Characters in a line that no table reaches."""
 _MOST_CHARS: Final = 200
+_LEAST_WIDTH: Final = 6
+_BLOCKS: Final = "▁▂▃▄▅▆▇█"
 Cell = str | int | float | bool | Text | None
 
 
@@ -52,23 +55,26 @@ def table(*columns: str, rows: Iterable[Sequence[Cell]], styles: Sequence[str] =
     """A table whose numbers stand to the right, cut to the terminal's width.
 
     Args:
-        columns: Headings; one that begins with ">" is of a column of numbers, one that begins with
-            "!" is never cut.
+        columns: Headings; one that begins with ">" is of a column of numbers, with "!" of one that is
+            never cut, with "~" of one whose texts take several lines where they must.
         rows: Cells; texts are cleaned here.
         styles: A style for each row, as far as there are.
     """
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
-        right = column.startswith(">")
+    cells = [list(map(cell, row)) for row in rows]
+    for number, column in enumerate(columns):
+        kind, heading = (column[0], column[1:]) if column[0] in ">!~" else ("", column)
+        widest = max([len(heading), *(row[number].cell_len for row in cells)])
         made.add_column(
-            column.lstrip(">!"),
-            justify="right" if right else "left",
-            no_wrap=True,
-            overflow="ellipsis",
-            min_width=len(column.lstrip(">!")) if right or column.startswith("!") else None,
+            heading,
+            justify="right" if kind == ">" else "left",
+            no_wrap=kind != "~",
+            overflow="fold" if kind == "~" else "ellipsis",
+            # Below its width rich would cut it as soon as another column is too wide.
+            min_width=widest if kind in (">", "!") else min(widest, _LEAST_WIDTH),
         )
-    for number, row in enumerate(rows):
-        made.add_row(*map(cell, row), style=styles[number] if number < len(styles) else "")
+    for number, row in enumerate(cells):
+        made.add_row(*row, style=styles[number] if number < len(styles) else "")
     return made
 
 
@@ -106,3 +112,41 @@ def local(then: float) -> str:
     """An instant by this machine's clock: "14:03:27", with the date where it isn't today's."""
     at, today = time.localtime(then), time.localtime()
     return time.strftime("%H:%M:%S" if at[:3] == today[:3] else "%Y-%m-%d %H:%M:%S", at)
+
+
+def spark(values: Sequence[float | None], *, most: int = 24) -> str:
+    """Values as a row of blocks, the largest the highest; what isn't known is a gap.
+
+    Args:
+        values: In their order.
+        most: How many blocks there are at most; neighbours are joined to their mean.
+    """
+    if len(values) > most:
+        bounds = [round(number * len(values) / most) for number in range(most + 1)]
+        values = [_mean(values[low:high]) for low, high in itertools.pairwise(bounds)]
+    known = [each for each in values if each is not None]
+    if not known:
+        return ""
+    low, high = min(0.0, *known), max(known)
+    steps = len(_BLOCKS) - 1
+    return "".join(
+        " " if each is None else _BLOCKS[round((each - low) / (high - low or 1.0) * steps)]
+        for each in values
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [each for each in values if each is not None]
+    return sum(known) / len(known) if known else None
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number in a few digits; nothing for none."""
+    return "" if value is None else f"{value:.{digits}g}"
+
+
+def versions(low: int | None, high: int | None) -> str:
+    """Policy versions: "12", or "10 to 12"."""
+    if low is None:
+        return ""
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"

@@ -274,13 +274,19 @@ def load_settings(path: Path | None = None, **overrides: dict[str, Any]) -> Sett
 
 
 def explain(error: ValidationError, *, of: type[BaseModel] | None = None) -> str:
-    """One line per wrong key: its path, what is wrong, and the value it has.
+    """What is wrong with each key, in one line; see `problems`."""
+    return "; ".join(f"{key}: {message}" for key, message in problems(error, of=of))
+
+
+def problems(
+    error: ValidationError, *, of: type[BaseModel] | None = None
+) -> Iterator[tuple[str, str]]:
+    """Each wrong key by its path, with what is wrong, what would do, and the value that it has.
 
     Args:
         error: What was raised.
         of: The table that was read: of an unknown key the nearest one that it knows is named, too.
     """
-    lines = []
     for detail in error.errors():
         key = ".".join(str(part) for part in detail["loc"]) or "configuration"
         message = detail["msg"].removeprefix("Value error, ")
@@ -290,8 +296,7 @@ def explain(error: ValidationError, *, of: type[BaseModel] | None = None) -> str
             message = f"unknown key; did you mean {near[0]}?" if near else "unknown key"
         elif not isinstance(detail["input"], dict | BaseModel):
             message += f" (got {_shown(detail['input'])})"
-        lines.append(f"{key}: {message}")
-    return "; ".join(lines)
+        yield key, message
 
 
 def _keys_beside(table: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:

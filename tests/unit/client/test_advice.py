@@ -61,7 +61,10 @@ def test_where_nobody_waits_nothing_is_said() -> None:
     assert advise(stats({"num_ready_units": 3, "num_leases": 1, "num_leased_units": 2})) == ()
 
 
-WAITS = {"num_waiting": 1, "waiting_for": "3 ready of 8 groups; 2 groups incomplete"}
+WAITS: dict[str, Any] = {
+    "num_waiting": 1,
+    "waiting_for": "3 ready of 8 groups; 2 groups incomplete",
+}
 
 
 def test_a_consumer_that_waits_is_told_in_its_servers_words_and_what_to_do() -> None:
