@@ -91,6 +91,16 @@ def as_text(name: str, value: Any, wanted: str = "text") -> str:
     return str.__str__(value)
 
 
+def check_text(name: str, value: Any, *, most: int = MOST_INT) -> None:
+    """See that a value is a text of at most so many characters.
+
+    Raises:
+        InvalidRequestError: It isn't.
+    """
+    if len(as_text(name, value)) > most:
+        raise refused(name, value, f"at most {most} characters")
+
+
 def as_words(name: str, value: Any) -> str:
     """A text that people read, such as a reason: what UTF-8 can't hold of it becomes U+FFFD.
 

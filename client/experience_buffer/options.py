@@ -15,9 +15,9 @@ from experience_buffer._arguments import (
     NONE,
     Table,
     as_flag,
-    as_text,
     check_number,
     check_path,
+    check_text,
     check_whole,
     made,
     pairs,
@@ -127,7 +127,7 @@ class TlsOptions(Shown):
     def __post_init__(self) -> None:
         for name in ("ca_file", "certificate_file", "key_file"):
             check_path(name, getattr(self, name))
-        as_text("server_name", self.server_name)
+        check_text("server_name", self.server_name)
         if (self.certificate_file is None) != (self.key_file is None):
             raise InvalidRequestError(
                 "certificate_file and key_file belong together: give both or neither",
@@ -149,11 +149,10 @@ class ClientOptions(Shown):
         keepalive_timeout_seconds: A connection whose ping isn't answered in this time counts as
             dead.
         retry: When and for how long failed calls are tried again.
-        shared_memory: True: writers and sample streams share memory with a server on the same
-            machine, where it has some and this process may: runs as the same user, in the same
-            namespace of processes.
-        allow_insecure_token: True: send the token also over an unencrypted connection to another
-            host.
+        shared_memory: True: writers and sample streams share memory with a server on the same machine,
+            where it has some and this process runs as the same user in the same namespace of processes.
+        allow_insecure_token: True: send the token also over an unencrypted connection elsewhere.
+        holder: What it calls itself to those who look at leases, at most 256 characters; empty: "host:pid".
     """
 
     max_message_bytes: int = 64 * 1024 * 1024
@@ -164,6 +163,7 @@ class ClientOptions(Shown):
     retry: Like[RetryOptions] = field(default=_RETRY)
     shared_memory: bool = True
     allow_insecure_token: bool = False
+    holder: str = ""
 
     def __post_init__(self) -> None:
         check_whole("max_push_items", self.max_push_items, least=1)
@@ -171,6 +171,7 @@ class ClientOptions(Shown):
         check_whole("max_message_bytes", self.max_message_bytes, least=64 * 1024, most=2**31 - 1)
         as_flag("shared_memory", self.shared_memory)
         as_flag("allow_insecure_token", self.allow_insecure_token)
+        check_text("holder", self.holder, most=256)
         check_number("keepalive_seconds", self.keepalive_seconds)
         check_number("keepalive_timeout_seconds", self.keepalive_timeout_seconds)
         object.__setattr__(self, "retry", made(RetryOptions, self.retry, "retry"))

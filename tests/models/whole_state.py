@@ -131,6 +131,7 @@ def _consumer(buffer: Buffer, consumer: Consumer) -> dict[str, Any]:
 
 def _lease(lease: Lease) -> dict[str, Any]:
     found = {field.name: getattr(lease, field.name) for field in dataclasses.fields(lease)}
+    del found["grant_time"], found["holders"]  # A restart forgets them.
     found["units"] = [dataclasses.asdict(unit) for unit in lease.units]
     if not lease.world_size:
         for unit in found["units"]:

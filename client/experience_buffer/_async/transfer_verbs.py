@@ -150,6 +150,7 @@ class AsyncTransferVerbs(AsyncDeliveryVerbs):
             timeout_seconds=wait_seconds,
             lease_seconds=lease_seconds,
             format=FORMAT.number(format, "format"),
+            holder=delivery_calls.holder_of(self._options),
             **delivery_calls.given(rank_of=shared),
         )
         fields = await self._run_unless_given_up(call, give_up, wait_seconds + self._timeout)
@@ -207,6 +208,6 @@ class AsyncTransferVerbs(AsyncDeliveryVerbs):
             rank=rank,
             world_size=world_size,
             format=format,
-            shares_memory=self.options.shared_memory,
+            options=self._options,
         )
         return AsyncSampleStream(self, plan)

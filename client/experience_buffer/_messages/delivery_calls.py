@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from experience_buffer._codec import memory
 from experience_buffer._messages import convert, sample_bytes
 from experience_buffer._messages.calls import Call, build, call_of, number
 from experience_buffer.errors import InvalidRequestError
+from experience_buffer.options import ClientOptions
 from experience_buffer.v1 import service_pb2 as pb
 from experience_buffer.v1 import types_pb2
 from experience_buffer.values import PriorityResult
@@ -55,6 +58,11 @@ def rank_of(
             subject="rank" if rank is None else "world_size",
         )
     return build(types_pb2.RankOf, rank=rank, world_size=world_size, after_lease_id=after_lease_id)
+
+
+def holder_of(options: ClientOptions) -> str:
+    """What a client calls itself; in a process that was forked meanwhile, by that one's number."""
+    return options.holder or f"{socket.gethostname()}:{os.getpid()}"
 
 
 def given(**fields: Any) -> dict[str, Any]:

@@ -10,12 +10,13 @@ from experience_buffer._arguments import check_whole
 from experience_buffer._codec import memory
 from experience_buffer._messages import convert, sample_bytes, shared_memory
 from experience_buffer._messages.calls import build
-from experience_buffer._messages.delivery_calls import given, rank_of
+from experience_buffer._messages.delivery_calls import given, holder_of, rank_of
 from experience_buffer._messages.names import FORMAT
 from experience_buffer._transport.retry import is_retryable
 from experience_buffer._transport.settings import bounded_seconds
 from experience_buffer.consumer_options import SampleFormat
 from experience_buffer.errors import DeadlineExceededError
+from experience_buffer.options import ClientOptions
 from experience_buffer.v1 import service_pb2, types_pb2
 
 
@@ -39,8 +40,8 @@ class StreamPlan:
     """Whose parts of shared batches this wants; None: batches of its own."""
     world_size: int | None
     format: SampleFormat
-    shares_memory: bool = False
-    """Whether batches may come in memory that is shared with the server, where there is any."""
+    options: ClientOptions
+    """The client's."""
 
     def __post_init__(self) -> None:
         check_whole("prefetch", self.prefetch, least=1, most=2**32 - 1)
@@ -70,9 +71,10 @@ class StreamPlan:
             lease_seconds=self.lease_seconds,
             format=FORMAT.number(self.format, "format"),
             read_ahead=self.prefetch,
+            holder=holder_of(self.options),
             **given(rank_of=rank_of(self.rank, self.world_size, after_lease_id)),
         )
-        if self.shares_memory and (machine := shared_memory.machine()):
+        if self.options.shared_memory and (machine := shared_memory.machine()):
             opened.memory.machine = machine
         return [
             service_pb2.SampleStreamRequest(open=opened),

@@ -47,6 +47,8 @@ class Backend:
     """What may be on its way to clients."""
     shared_memory: SharedMemory = field(init=False)
     """What clients on this machine have of it."""
+    looks: asyncio.Semaphore = field(init=False, default_factory=lambda: asyncio.Semaphore(2))
+    """Calls that go through much of a buffer, a slice at a time: more at once would be felt."""
     turns: Turns = field(init=False, default_factory=Turns)
     """Of pushes, whose reading takes the event loop for long; a line for each connection."""
 

@@ -8,9 +8,12 @@ import re
 from collections.abc import Iterable, Iterator
 
 from experience_buffer import errors
-from experience_buffer.v1 import service_pb2
+from experience_buffer._messages.names import GROUP_ORDER, GROUP_STATE
+from experience_buffer.v1 import looking_pb2, service_pb2
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.read_ahead import fetched
+from experience_buffer_server.buffer.inspection.group_pages import GroupsWanted
+from experience_buffer_server.buffer.inspection.pages import page_size
 from experience_buffer_server.buffer.state.entries import Entry
 from experience_buffer_server.buffer.state.group_keys import namesake
 from experience_buffer_server.rpc import messages
@@ -157,3 +160,29 @@ def matching(
             and (not wanted.state or wanted.state == messages.state_number(buffer.state_of(entry)))
         ):
             yield entry
+
+
+def groups_wanted(request: looking_pb2.ListGroupsRequest) -> GroupsWanted:
+    """Which groups a request asks for.
+
+    Raises:
+        InvalidRequestError: The page size is over the limit, or a state or an order is none.
+    """
+    orders = looking_pb2.GroupOrder.values()
+    if request.order not in orders:
+        raise errors.InvalidRequestError(
+            f"order {request.order} is none of {looking_pb2.GroupOrder.keys()}", subject="order"
+        )
+    # There may be millions: all that there can be of them, once each, are looked at.
+    states = {GROUP_STATE.name(number) for number in request.states if number}
+    if "" in states:
+        raise errors.InvalidRequestError(
+            f"states must be of {looking_pb2.GroupState.keys()}", subject="states"
+        )
+    return GroupsWanted(
+        states=frozenset(states),
+        prefix=request.prefix,
+        order=GROUP_ORDER.name(request.order, "stuck"),
+        size=page_size(request.page_size),
+        token=request.page_token,
+    )

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
-from experience_buffer import errors
 from experience_buffer.v1 import looking_pb2, service_pb2, service_pb2_grpc
 from experience_buffer_server import __version__
 from experience_buffer_server.buffer import past
 from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.inspection.glance import Glance
+from experience_buffer_server.buffer.inspection.pages import number_of, page_size
 from experience_buffer_server.rpc import inspection, messages
 from experience_buffer_server.rpc.gateway import Backend
 from experience_buffer_server.rpc.scanning import Scans, scan
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
 
 _STEPS_AT_ONCE = 20
+_Response = TypeVar("_Response", bound=Message)
 _SMALL_RESPONSE_BYTES = 4096
 """Of a response without payload."""
 
@@ -52,9 +55,7 @@ class Looking(service_pb2_grpc.ExperienceBufferServicer):
     ) -> service_pb2.ListResponse:
         """A page of summaries."""
         response = inspection.list_page(self._backend.buffer(request.buffer), request)
-        hold = self._backend.responses.take(caller_of(), response.ByteSize())
-        until_sent(context, hold)
-        return response
+        return self._held(response, context)
 
     async def GetStats(
         self, request: service_pb2.GetStatsRequest, context: Context
@@ -74,19 +75,39 @@ class Looking(service_pb2_grpc.ExperienceBufferServicer):
         self, request: looking_pb2.ListGroupsRequest, context: Context
     ) -> looking_pb2.ListGroupsResponse:
         """Groups with their members."""
-        raise errors.UnsupportedError("ListGroups isn't there yet", subject="ListGroups")
+        buffer = self._backend.buffer(request.buffer)
+        wanted = inspection.groups_wanted(request)
+        async with self._backend.looks:
+            found, token = await buffer.group_page(wanted)
+            groups = await _each(looking_pb2.GroupInfo, found)
+        response = looking_pb2.ListGroupsResponse(groups=groups, next_page_token=token)
+        return self._held(response, context)
 
     async def GetGroup(
         self, request: looking_pb2.GetGroupRequest, context: Context
     ) -> looking_pb2.GetGroupResponse:
         """One group, with how its advantages were computed."""
-        raise errors.UnsupportedError("GetGroup isn't there yet", subject="GetGroup")
+        buffer = self._backend.buffer(request.buffer)
+        async with self._backend.looks:
+            found = await buffer.group(request.group)
+        response = looking_pb2.GetGroupResponse(
+            group=messages.message_of(looking_pb2.GroupInfo, found)
+        )
+        return self._held(response, context)
 
     async def ListLeases(
         self, request: looking_pb2.ListLeasesRequest, context: Context
     ) -> looking_pb2.ListLeasesResponse:
         """Open leases."""
-        raise errors.UnsupportedError("ListLeases isn't there yet", subject="ListLeases")
+        buffer = self._backend.buffer(request.buffer)
+        size, after = page_size(request.page_size), number_of(request.page_token, 0)
+        async with self._backend.looks:
+            page = await buffer.lease_page(
+                consumer=request.consumer, lease_id=request.lease_id, after=after, size=size
+            )
+            leases = await _each(looking_pb2.LeaseInfo, page.found)
+        response = looking_pb2.ListLeasesResponse(leases=leases, next_page_token=page.token)
+        return self._held(response, context)
 
     async def ListSteps(
         self, request: looking_pb2.ListStepsRequest, context: Context
@@ -126,10 +147,28 @@ class Looking(service_pb2_grpc.ExperienceBufferServicer):
         """Stored experiences with their payloads."""
         return scan(self._backend, self._scans, request)
 
+    def _held(self, response: _Response, context: Context) -> _Response:
+        """An answer, of which the memory counts until it is sent.
+
+        Raises:
+            ResourceExhaustedError: The caller's answers that aren't sent yet have too much of it.
+        """
+        until_sent(context, self._backend.responses.take(caller_of(), response.ByteSize()))
+        return response
+
     def visible_buffers(self) -> list[Buffer]:
         """All buffers that the caller may see, by name."""
         covers = current_caller().covers
         return [buffer for buffer in self._backend.registry.all() if covers(buffer.name)]
+
+
+async def _each(kind: type[_Response], values: Sequence[Any]) -> list[_Response]:
+    """The messages of values, with others answered in between."""
+    glance, made = Glance(), []
+    for value in values:
+        made.append(messages.message_of(kind, value))
+        await glance.breathe()
+    return made
 
 
 def until_sent(context: Context, hold: Hold) -> None:

@@ -11,8 +11,8 @@ from google.protobuf.message import Message
 
 from experience_buffer import errors
 from experience_buffer._codec import payload as payload_codec
-from experience_buffer._messages.names import ANNOTATE_REFUSAL, STATE, UNIT
-from experience_buffer.looking import ConsumerPlace, ExperienceState
+from experience_buffer._messages.names import ANNOTATE_REFUSAL, STATE, UNIT, names_of
+from experience_buffer.looking import ExperienceState
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.priorities import PriorityUpdate, check_count
@@ -53,13 +53,8 @@ def summary_message(buffer: Buffer, entry: Entry) -> types_pb2.ExperienceSummary
         staleness=buffer.staleness(entry),
         magnitude=buffer.magnitude(entry),
         truncated=None,
-        places=map(place_message, buffer.places_of(entry)),
+        places=[message_of(types_pb2.ConsumerPlace, one) for one in buffer.places_of(entry)],
     )
-
-
-def place_message(place: ConsumerPlace) -> types_pb2.ConsumerPlace:
-    """Where something is for one consumer."""
-    return filled(types_pb2.ConsumerPlace, place, state=state_number(place.state))
 
 
 def priorities_from(messages: Sequence[service_pb2.PriorityUpdate]) -> list[PriorityUpdate]:
@@ -105,12 +100,16 @@ def filled(kind: type[_Message], source: object, **given: Any) -> _Message:
 def message_of(kind: type[_Message], value: Any) -> _Message:
     """The message of a value that has a field of the same name and kind for each of its own.
 
-    What is None is absent; values within one become messages, too.
+    What is None is absent; values within one become messages, and words numbers.
     """
     given = {}
     for name, field in kind.DESCRIPTOR.fields_by_name.items():
         of_field = getattr(value, name)
-        if field.message_type is not None and of_field is not None:
+        if of_field is None:
+            continue
+        if field.enum_type is not None:
+            of_field = names_of(field.enum_type).by_name[of_field]
+        elif field.message_type is not None and not isinstance(of_field, dict):
             part: Any = message_factory.GetMessageClass(cast("Any", field.message_type))
             if field.is_repeated:
                 of_field = [message_of(part, each) for each in of_field]

@@ -28,6 +28,7 @@ from experience_buffer_server.rpc.flow_control import (
     Outgoing,
 )
 from experience_buffer_server.rpc.gateway import Backend
+from experience_buffer_server.runtime.callers import named
 from experience_buffer_server.runtime.shared_memory import SampleMemory
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.store.errors import as_client_error
@@ -111,6 +112,7 @@ class SampleSession:
             ExperienceBufferError: There is no such thing, or a number is out of bounds.
         """
         self._asked = asked
+        named(asked.holder, on_stream=True)
         self._buffer = buffer = self._backend.buffer(asked.buffer)
         buffer.consumer(asked.consumer)
         timeout_seconds = asked.timeout_seconds or _DEFAULT_TIMEOUT_SECONDS

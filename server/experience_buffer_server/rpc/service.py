@@ -20,6 +20,7 @@ from experience_buffer_server.rpc.push_stream import PushSession, policy_version
 from experience_buffer_server.rpc.sample_call import sample
 from experience_buffer_server.rpc.sample_stream import SampleSession
 from experience_buffer_server.runtime import clock
+from experience_buffer_server.runtime.callers import named
 
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
@@ -70,6 +71,7 @@ class Service(Looking):
         if remaining is not None:
             # Answer before the client's deadline: a batch that comes after it is lost to its lease.
             timeout = min(timeout, max(remaining - 0.1, 0.0))
+        named(request.holder)
         with self._calls.entered(request.buffer, request.call_id) as call:
             _give_up_with(context, call)
             return await sample(

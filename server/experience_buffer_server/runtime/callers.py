@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import unquote
 
 LOCAL_NAME = "local"
 """The caller where there is no RPC: the server itself, and clients on a Unix socket."""
+
+MAX_HOLDER = 256
+"""Characters of what a caller calls itself; more are cut."""
 
 
 def _everything(buffer: str) -> bool:
@@ -29,6 +32,16 @@ class Caller:
     """Where it calls from, with the port: for logs."""
     covers: Callable[[str], bool] = _everything
     """Whether it may see the buffer with this name."""
+    holder: str = ""
+    """What it calls itself, for those who look at who holds leases or waits; empty where it doesn't say."""
+    on_stream: bool = False
+    """It samples on a stream, whose end gives back what it holds."""
+
+    @property
+    def address(self) -> str:
+        """Where it calls from, with the port, as people write it; empty where that is no network."""
+        kind, _, rest = self.peer.partition(":")
+        return unquote(rest) if kind in ("ipv4", "ipv6") else ""
 
 
 _current: ContextVar[Caller] = ContextVar("caller", default=Caller(LOCAL_NAME))  # noqa: B039
@@ -50,6 +63,11 @@ def caller_of() -> str:
 def entered(caller: Caller) -> None:
     """Say who calls, for the rest of the current task."""
     _current.set(caller)
+
+
+def named(holder: str, *, on_stream: bool = False) -> None:
+    """Note what the caller calls itself, for the rest of the current task and what it starts."""
+    entered(replace(current_caller(), holder=holder[:MAX_HOLDER], on_stream=on_stream))
 
 
 def address_of(peer: str) -> str:

@@ -11,8 +11,26 @@ from experience_buffer_server.sampling.units import Unit
 
 LeaseState = Literal["open", "ending", "acked", "nacked", "expired"]
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """Who has received a lease, or a rank's part of one, and when."""
+
+    name: str
+    """As the client named itself; empty where it didn't."""
+    address: str
+    """From which it called; empty where there is none."""
+    caller: str
+    """The name of its token or certificate; empty where it showed none."""
+    on_stream: bool
+    """The lease goes with the end of its stream, unless ranks share it."""
+    time: float
+    """Seconds since the Unix epoch."""
+
+
 _NO_UNITS: Final[list[Unit]] = []
 _NO_PARTS: Final[dict[int, int | None]] = {}
+_NO_HOLDERS: Final[dict[int, Holder]] = {}
 """Of leases that have ended, which are many: shared, and never changed."""
 _SPARE_DEADLINES = 64
 """Deadlines that don't hold any more, beside one for each open lease, before they are cleared."""
@@ -44,6 +62,10 @@ class Lease:
     """Ranks that have acknowledged their part, with the training step."""
     policy_version: int | None = None
     """The published one when it was granted; None where there was none, or after a restart."""
+    grant_time: float | None = None
+    """Seconds since the Unix epoch; None: before the server started. Kept in memory only, as are holders."""
+    holders: dict[int, Holder] = field(default_factory=dict)
+    """By rank, who has received its part last; 0 where it isn't shared. Nobody yet, since the start."""
 
     @property
     def world_size(self) -> int:
@@ -78,6 +100,10 @@ class LeaseTable:
     def last_id(self) -> int:
         """The id that was given last; 0 before the first."""
         return self._last_id
+
+    def open_ids(self) -> list[int]:
+        """The ids of the leases that haven't ended, ascending."""
+        return sorted(self._open)
 
     def of_consumer(self, consumer: str) -> list[Lease]:
         """A consumer's leases that haven't ended, by id."""
@@ -149,6 +175,7 @@ class LeaseTable:
             unit.lease_id = 0
         lease.units = _NO_UNITS
         lease.acked_parts = _NO_PARTS
+        lease.holders = _NO_HOLDERS
         lease.state = state
         lease.deadline = now
         self._ended[lease.id] = lease

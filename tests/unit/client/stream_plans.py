@@ -1,6 +1,7 @@
 """What a sample stream asks for, in tests of the client's parts."""
 
 from experience_buffer._transport.sample_plan import StreamPlan
+from experience_buffer.options import ClientOptions
 
 PLAN = StreamPlan(
     batch_size=2,
@@ -15,4 +16,5 @@ PLAN = StreamPlan(
     rank=None,
     world_size=None,
     format="packed",
+    options=ClientOptions(shared_memory=False, holder="h"),
 )

@@ -20,7 +20,8 @@ from experience_buffer_server.buffer.delivery.offers import Offers
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.consumers import Consumer, Want
 from experience_buffer_server.runtime import clock
-from experience_buffer_server.sampling.leases import Lease, LeaseState
+from experience_buffer_server.runtime.callers import LOCAL_NAME, address_of, current_caller
+from experience_buffer_server.sampling.leases import Holder, Lease, LeaseState
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.store.interface import LeaseRow, WriteBatch
 
@@ -122,6 +123,9 @@ class Leasing:
         deadline = clock.now() + seconds
         lease = self._state.leases.grant(consumer, units, deadline, part_sizes=part_sizes)
         lease.policy_version = self._state.row.policy_version
+        lease.grant_time = deadline - seconds
+        if not part_sizes:
+            note_holder(lease)
         if (holder := self._state.consumers.get(consumer)) is not None:
             holder.lent(lease)
         batch = self._changes.batch()
@@ -312,6 +316,18 @@ class Leasing:
         if lease is not None and lease.state in allowed:
             return lease
         raise _not_found(lease, lease_id, self._state.name)
+
+
+def note_holder(lease: Lease, rank: int = 0) -> None:
+    """Whoever calls receives a lease, or a rank's part of it."""
+    caller = current_caller()
+    lease.holders[rank] = Holder(
+        name=caller.holder,
+        address=caller.address,
+        caller="" if caller.name in (LOCAL_NAME, address_of(caller.peer)) else caller.name,
+        on_stream=caller.on_stream,
+        time=clock.now(),
+    )
 
 
 def row_of(lease: Lease, state: LeaseState | None = None) -> LeaseRow:

@@ -12,7 +12,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from experience_buffer import errors
-from experience_buffer_server.buffer.delivery.leasing import RETURNED, Leasing, Prepare
+from experience_buffer_server.buffer.delivery.leasing import RETURNED, Leasing, Prepare, note_holder
 from experience_buffer_server.buffer.delivery.sample_queue import Line
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.consumers import Consumer, Want
@@ -55,6 +55,7 @@ class RankBatches:
         lease, shortfall = await self._shared(consumer, want, rank_of, stop)
         if lease is None or lease.state != "open":
             return None, shortfall if lease is None else RETURNED
+        note_holder(lease, rank_of.rank)
         self._leasing.note_delivery(consumer, lease.part(rank_of.rank))
         if prepare is not None:
             await self._prepare_shared(lease, shortfall, prepare)

@@ -216,6 +216,11 @@ class BufferState:
         published, lowest = self.row.policy_version, entry.record.min_version
         return None if published is None or lowest is None else published - lowest
 
+    def magnitude(self, entry: Entry) -> float | None:
+        """Mean of |advantage| over an entry's response tokens; None where none were computed."""
+        is_computed = entry.available and bool(self.settings.advantage.estimator)
+        return entry.magnitude if is_computed else None
+
     def is_leased(self, entry: Entry, *, to_raw: bool = True) -> bool:
         """True if a consumer holds the experience, or is about to; raw ones count or not."""
         return any(

@@ -135,6 +135,10 @@ class GroupTable:
         """The group with this id."""
         return self._by_id.get(group_id)
 
+    def ids(self) -> list[int]:
+        """The ids of all groups, ascending: the order in which they were opened."""
+        return list(self._by_id)
+
     def clear(self) -> None:
         """Forget all groups, and let go of their members."""
         for group in self._by_id.values():
