@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ import typer
 import experience_buffer
 from experience_buffer import Batch, Client, SampleStream, Writer, collation
 from experience_buffer.dataset import ExperienceDataset
+from experience_buffer.looking import Where
 from experience_buffer.packed import PackedBatch
 from experience_buffer_server.commands import cli
 from experience_buffer_server.settings.server import load_settings
@@ -151,7 +152,14 @@ def _arguments(name: str) -> list[set[str]]:
     owners = (Client, Batch, Writer, SampleStream, ExperienceDataset, PackedBatch)
     places = (experience_buffer, collation, *owners)
     found = [getattr(place, name) for place in places if name and hasattr(place, name)]
-    return [set(inspect.signature(each).parameters) for each in found if callable(each)]
+    return [_parameters(each) for each in found if callable(each)]
+
+
+def _parameters(function: Callable[..., object]) -> set[str]:
+    """Those of a function, and the fields of the `Where` that it takes."""
+    named = inspect.signature(function).parameters
+    takes_more = any("Unpack[Where]" in str(each.annotation) for each in named.values())
+    return set(named) | (Where.__annotations__.keys() if takes_more else set())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
