@@ -17,6 +17,7 @@ T = TypeVar("T")
 Cells = Sequence[object]
 
 _MOST_CHARS: Final = 60
+_MOST_WHOLE: Final = 2**53 - 1
 _MOST_ENTRIES: Final = 4
 _MOST_LINE: Final = 200
 _UNITS: Final = (("d", "h", 86400, 3600), ("h", "min", 3600, 60), ("min", "s", 60, 1))
@@ -34,8 +35,8 @@ class Shown:
     def to_dict(self) -> dict[str, Any]:
         """Describe it as plain data that JSON can hold.
 
-        Numbers that JSON hasn't become the texts "NaN", "Infinity" and "-Infinity"; payloads are
-        left out.
+        Numbers that JSON hasn't become the texts "NaN", "Infinity" and "-Infinity", whole numbers
+        beyond 2**53 - 1, which JavaScript would round, texts of their digits; payloads are left out.
         """
         return {name: plain(value) for name, value, _ in _fields(self)}
 
@@ -133,7 +134,9 @@ def _dtype(dtype: object) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A value as plain data that JSON can hold."""
+    """A value as plain data that JSON can hold, and that JavaScript doesn't round."""
+    if isinstance(value, int) and abs(value) > _MOST_WHOLE:
+        return str(value)
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if hasattr(value, "to_dict"):

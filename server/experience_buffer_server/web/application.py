@@ -10,7 +10,15 @@ from starlette.responses import Response
 
 from experience_buffer_server import __version__
 from experience_buffer_server.web import pages
+from experience_buffer_server.web.answers import json_answer
+from experience_buffer_server.web.api.buffers import add_buffers
+from experience_buffer_server.web.api.experiences import add_experiences
+from experience_buffer_server.web.api.groups import add_groups
+from experience_buffer_server.web.api.past import add_past
+from experience_buffer_server.web.api.search import add_search
+from experience_buffer_server.web.api.server import add_server
 from experience_buffer_server.web.front import Front, names_of_this_host
+from experience_buffer_server.web.openapi import document
 from experience_buffer_server.web.problems import missing
 from experience_buffer_server.web.route import Route, invalid
 from experience_buffer_server.web.served import Served
@@ -26,13 +34,26 @@ def make_application(served: Served) -> Front:
     app = FastAPI(title="Experience buffer", openapi_url=None, docs_url=None, redoc_url=None)
     app.router.route_class = Route
     app.state.served = served
+    app.state.kinds = []
     app.add_exception_handler(HTTPException, _not_routed)
     app.add_exception_handler(RequestValidationError, invalid)
     add_watching(app)
+    for add_routes in (add_server, add_buffers, add_groups, add_past, add_search, add_experiences):
+        add_routes(app)
+    _add_document(app)
     _add_pages(app, served)
     is_open = served.guard.grants is None and not served.is_secure
     names = names_of_this_host(served.backend.limits.http_names)
     return Front(app, names if is_open else None)
+
+
+def _add_document(app: FastAPI) -> None:
+    body = json_answer(document(app, app.state.kinds)).body
+
+    async def openapi(request: Request) -> Response:
+        return Response(body, media_type="application/json")
+
+    app.add_route("/openapi.json", openapi, include_in_schema=False)
 
 
 def _add_pages(app: FastAPI, served: Served) -> None:
@@ -61,11 +82,12 @@ def _add_pages(app: FastAPI, served: Served) -> None:
 async def _not_routed(request: Request, error: Exception) -> Response:
     """Where nothing is, or not with this method."""
     assert isinstance(error, HTTPException)
-    allowed = (error.headers or {}).get("Allow", "")
     if error.status_code == 405:
-        answer = missing(
-            request, status=405, message=f"{request.method} isn't possible here; {allowed} is."
-        )
+        methods = set((error.headers or {}).get("Allow", "").split(", "))
+        # What answers a GET answers a HEAD.
+        allowed = ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
+        said = f"{request.method} isn't possible here; what is: {allowed}."
+        answer = missing(request, status=405, message=said)
         answer.headers["Allow"] = allowed
         return answer
     said = f"Nothing is at {request.url.path[:200]}; what there is stands at / and /openapi.json."

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
-from google.protobuf.message import Message
 from starlette.requests import Request
 
+from experience_buffer._messages.calls import Call as UnaryCall
 from experience_buffer.v1 import service_pb2
 from experience_buffer_server.access.calls import GuardedCall
 from experience_buffer_server.access.guard import Guard
@@ -20,6 +20,7 @@ from experience_buffer_server.web.speaker import SPEAKER, Speaker
 
 SERVICE: Final = service_pb2.DESCRIPTOR.services_by_name["ExperienceBuffer"].full_name
 METRICS: Final = "/metrics"
+T = TypeVar("T")
 
 
 class Call:
@@ -52,17 +53,21 @@ class Call:
             stack.enter_context(quotas.calls.within(caller_of()))
             yield self
 
-    async def __call__(self, method: str, message: Message) -> Any:
-        """Call a method of the service.
+    async def __call__(self, asked: UnaryCall[T]) -> T:
+        """Make a call of the service; what the client makes of its response.
 
         Args:
-            method: Its name.
-            message: Its request.
+            asked: As the client says it.
 
         Raises:
             ExperienceBufferError: As the method does; or the caller may not make it.
         """
-        return await getattr(self._service, method)(self._guarded.check(message), self)
+        method = getattr(self._service, asked.method)
+        return asked.parse(await method(self._guarded.check(asked.request), self))
+
+    def give_time(self, seconds: float) -> None:
+        """Allow for an answer that takes so long to send, beside what every answer may take."""
+        self._speaker.give_time(seconds)
 
     def peer(self) -> str:
         """Where it calls from, as gRPC names it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from functools import cached_property
 from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import Depends
@@ -62,6 +63,16 @@ Serving = Annotated[Served, Depends(served_of)]
 class Route(APIRoute):
     """A route that stands for a call; without one anybody may ask."""
 
+    @cached_property
+    def _parameters(self) -> list[Any]:
+        """Those of its query, with those of what it depends on."""
+        found, left = [], [self.dependant]
+        while left:
+            each = left.pop()
+            found += each.query_params
+            left += each.dependencies
+        return found
+
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the caller in, answer, and say what went wrong."""
         begun = False
@@ -100,11 +111,9 @@ class Route(APIRoute):
         Raises:
             InvalidRequestError: A parameter is unknown, or is given twice.
         """
-        known = {field.alias for field in self.dependant.query_params}
+        known = {field.alias for field in self._parameters}
         lists = {
-            field.alias
-            for field in self.dependant.query_params
-            if "list" in str(field.field_info.annotation)
+            field.alias for field in self._parameters if "list" in str(field.field_info.annotation)
         }
         given = Counter(name for name, _ in request.query_params.multi_items())
         for name, count in given.items():

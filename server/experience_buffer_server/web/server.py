@@ -83,4 +83,5 @@ class WebServer:
         self._tasks[1].cancel()
         self._door.close()
         await asyncio.wait(self._tasks)
-        self._served.renderers.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._served.renderers, self._served.lookers):
+            threads.shutdown(wait=False, cancel_futures=True)

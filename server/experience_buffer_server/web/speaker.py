@@ -39,6 +39,10 @@ class Speaker(H11Protocol):
         """Whether a request has come that isn't answered yet."""
         return self.cycle is not None and not self.cycle.response_complete
 
+    def give_time(self, seconds: float) -> None:
+        """Allow for an answer that takes so long to send, beside what every answer may take."""
+        self._visit.give_time(_NEXT_SECONDS + seconds)
+
     def answering(self, task: asyncio.Task[Any]) -> None:
         """A task answers a request: it ends when the client goes."""
         self._answering = task

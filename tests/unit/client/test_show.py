@@ -303,6 +303,11 @@ def test_every_public_value_becomes_plain_data() -> None:
         assert not is_value or hasattr(kind, "to_dict"), name
 
 
+def test_whole_numbers_that_javascript_would_round_become_text() -> None:
+    assert _show.plain([2**53 - 1, 1 - 2**53, True]) == [2**53 - 1, 1 - 2**53, True]
+    assert _show.plain([2**53, -(2**70)]) == [str(2**53), str(-(2**70))]
+
+
 def test_a_configuration_is_made_of_its_plain_data_again() -> None:
     described = CONFIG.to_dict()
     assert described["advantage"] == {"estimator": "grpo", "eps": 1e-4}

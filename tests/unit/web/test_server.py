@@ -98,8 +98,8 @@ async def test_where_nothing_is_people_get_a_page_and_programs_json(web: Asking)
     assert "<h1>Nothing is here" in page.text
     assert "<script" not in page.text
     wrong = await web.ask("POST", "/metrics")
-    assert (wrong.status, wrong.headers["allow"]) == (405, "GET")
-    assert wrong.error["message"] == "POST isn't possible here; GET is."
+    assert (wrong.status, wrong.headers["allow"]) == (405, "GET, HEAD")
+    assert wrong.error["message"] == "POST isn't possible here; what is: GET, HEAD."
     head = await web.ask("HEAD", "/metrics")
     assert (head.status, head.body) == (200, b"")
     assert int(head.headers["content-length"]) > 20

@@ -1,0 +1,62 @@
+"""Adding a route, with what it answers in the words of OpenAPI."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, Final
+
+from fastapi import FastAPI, Path, Query
+from starlette.responses import Response
+
+from experience_buffer_server.web.answers import json_answer
+from experience_buffer_server.web.schemas import Kind, Page, schema_of
+
+PREFIX: Final = "/api/v1"
+
+BufferName = Annotated[str, Path(description="The buffer's name.")]
+PageSize = Annotated[
+    int, Query(ge=1, le=1000, description="Most of them in one answer, 1 to 1,000.")
+]
+PageToken = Annotated[
+    str, Query(description="`next_page_token` of the page before; empty: the first page.")
+]
+
+
+def add(app: FastAPI, path: str, endpoint: Callable[..., Any], gives: Kind | Page) -> None:
+    """Add a GET route below the prefix, whose answer is JSON.
+
+    Args:
+        app: The application.
+        path: Its path, below the prefix.
+        endpoint: Its docstring describes it: the first line is the summary.
+        gives: What it answers, for the document.
+    """
+    app.state.kinds.append(gives.kind if isinstance(gives, Page) else gives)
+    _add(app, path, endpoint, {"application/json": {"schema": schema_of(gives)}})
+
+
+def add_file(app: FastAPI, path: str, endpoint: Callable[..., Any], *types: str) -> None:
+    """Add a GET route below the prefix, whose answer is bytes of one of these types."""
+    _add(app, path, endpoint, {key: {"schema": {"type": "string"}} for key in types})
+
+
+def _add(app: FastAPI, path: str, endpoint: Callable[..., Any], content: dict[str, Any]) -> None:
+    summary, _, rest = (inspect.getdoc(endpoint) or "").partition("\n")
+    app.add_api_route(
+        f"{PREFIX}{path}",
+        endpoint,
+        methods=["GET"],
+        operation_id=endpoint.__name__,
+        tags=["server" if path.count("/") == 1 else "buffers"],
+        summary=summary.rstrip("."),
+        description=rest.strip() or summary,
+        responses={200: {"description": "The answer.", "content": content}},
+        response_class=Response,
+    )
+
+
+def page_answer(name: str, page: tuple[tuple[Any, ...], str]) -> Response:
+    """A page of values, with the next page's token."""
+    values, token = page
+    return json_answer({name: [value.to_dict() for value in values], "next_page_token": token})
