@@ -60,6 +60,9 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Let links lead to pages of the site, and sessions of Python look like such."""
+    if page.parent is None:
+        # One of its own: a list of pages would have one entry.
+        page.meta["hide"] = ["navigation"]
     markdown = markdown.replace("```python\n>>> ", "```pycon\n>>> ")
     return relink(markdown, page.file.src_uri)
 

@@ -22,13 +22,6 @@ _ADDRESS = "127.0.0.1:50051"
 _METRICS = "127.0.0.1:9464"
 _FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 _SECONDS = 60.0
-_COMMAND = """#!{python}
-from experience_buffer_server.commands import connection
-connection.DEFAULT_ADDRESS = "{address}"
-from experience_buffer_server.__main__ import main
-main()
-"""
-"""`experience-buffer` of a reader whose server listens where servers do."""
 
 
 class Reader:
@@ -43,15 +36,11 @@ class Reader:
         }
         self._names: dict[str, Any] = {}
         self._groups: list[subprocess.Popen[str]] = []
-        programs = folder / ".bin"
-        programs.mkdir()
-        command = programs / "experience-buffer"
-        command.write_text(_COMMAND.format(python=sys.executable, address=server.address), "utf-8")
-        command.chmod(0o755)
-        path = f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}"
         # A terminal of a width, without colours: what is compared is text.
         self._environment = os.environ | {
-            **{"PATH": path, "COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"},
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "EXPERIENCE_BUFFER_ADDRESS": server.address,
+            **{"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"},
             **{"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
         }
 
