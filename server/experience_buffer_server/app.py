@@ -116,7 +116,7 @@ async def serve(settings: Settings) -> int:
             web.start()
         if settings.compute.start_early:
             computer.warm_up()
-        clock = loop.create_task(_tick(registry))
+        clock = loop.create_task(_tick(backend))
         following = loop.create_task(entrance.follow())
         calm_collector()
         place = {
@@ -163,10 +163,12 @@ def _make_web(
     return WebServer(listener, served, certificates)
 
 
-async def _tick(registry: Registry) -> None:
+async def _tick(backend: Backend) -> None:
     while True:
         await asyncio.sleep(_TICK_SECONDS)
-        registry.tick(steady_clock.now())
+        now = steady_clock.now()
+        backend.registry.tick(now)
+        backend.fullness.look(now)
 
 
 async def _wait(stop: asyncio.Event, store: Store, clocks: Sequence[asyncio.Task[None]]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 
 import pytest
 
@@ -112,3 +113,22 @@ async def test_the_async_client_asks_the_same(
         (lease,) = [one async for one in asking.list_leases(buffer=name)]
         assert lease.id == batch.lease_id
         assert (await asking.get_group(info.group, buffer=name)).group == info.group
+
+
+def test_statistics_say_how_full_the_disk_is_and_where_the_server_is(
+    client: Client, name: str, shared_server: Server
+) -> None:
+    create(client, name, 2)
+    client.push(group(1, 1), buffer=name)
+    stats = client.get_stats(name)
+    assert stats.disk is not None
+    assert stats.disk.place
+    assert stats.disk.limit_bytes > stats.disk.live_bytes
+    assert stats.disk.free_bytes
+    assert stats.address == shared_server.address
+    assert stats.start_time == pytest.approx(time.time() - stats.uptime_seconds, abs=5.0)
+    assert "free on the disk" in str(stats)
+    (trainer,) = stats.buffers[0].consumers
+    assert (trainer.num_waiting, trainer.wait_reason) == (0, trainer.wait_reason)
+    assert "0 ready of 1 groups; 1 group incomplete" in trainer.waiting_for
+    assert f"{name}: trainer would wait: 0 ready" in str(stats)

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final
 
 from experience_buffer import values
+from experience_buffer_server.buffer.delivery.batch_picking import wait_of
 from experience_buffer_server.buffer.flow import Flow
 from experience_buffer_server.buffer.leaving.removal import unit_key
 from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.group_table import groups_of
+from experience_buffer_server.runtime import clock
+from experience_buffer_server.runtime.growth import LEAST_SECONDS, seconds_until
+
+_MOST_HOLDERS: Final = 16
+"""Of those who wait for one consumer, that are told by name."""
+_OVER_SECONDS: Final = 300.0
+"""How far back what is to come is told by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +36,7 @@ class BufferStats(values.BufferStats):
 def buffer_stats(flow: Flow) -> BufferStats:
     """Say what a buffer holds: in time that grows with what is unfinished, not with what is stored."""
     contents, usage = flow.state.contents, flow.state.progress.usage
+    limits = _limits(flow)
     return BufferStats(
         name=flow.state.name,
         num_items=contents.num_items,
@@ -49,7 +62,37 @@ def buffer_stats(flow: Flow) -> BufferStats:
         keep_ratio=usage.keep_ratio,
         num_waiting_pushes=flow.push_room.num_waiting,
         pushes_wait_for=flow.push_room.describe_line() or flow.push_room.describe_full(),
+        max_items=flow.state.settings.max_items,
+        max_bytes=flow.state.settings.max_bytes,
+        used_ratio=max((used / most for used, most, _ in limits.values()), default=None),
+        **_forecast(limits),
     )
+
+
+def _limits(flow: Flow) -> dict[str, tuple[int, int, float | None]]:
+    """What is used of each limit that the buffer has, the limit, and how fast that grows per second."""
+    contents, settings, now = flow.state.contents, flow.state.settings, clock.now()
+    before = next(flow.state.telemetry.trends.points(now - _OVER_SECONDS), None)
+    items = num_bytes = None
+    if before is not None and (seconds := now - before.time) >= LEAST_SECONDS:
+        items = (contents.num_items - before.num_items) / seconds
+        num_bytes = (contents.num_bytes - before.num_bytes) / seconds
+    limits = {
+        "max_items": (contents.num_items, settings.max_items, items),
+        "max_bytes": (contents.num_bytes, settings.max_bytes, num_bytes),
+    }
+    return {name: limit for name, limit in limits.items() if limit[1]}
+
+
+def _forecast(limits: Mapping[str, tuple[int, int, float | None]]) -> dict[str, Any]:
+    """When the first of the limits will be reached, and which."""
+    times = {
+        name: seconds
+        for name, (used, most, per_second) in limits.items()
+        if (seconds := seconds_until(most - used, per_second)) is not None
+    }
+    first = min(times, key=lambda name: times[name], default="")
+    return {"full_in_seconds": times.get(first), "full_by": first}
 
 
 def _num_overdue(flow: Flow) -> int:
@@ -68,6 +111,9 @@ def _num_overdue(flow: Flow) -> int:
 
 def _consumer_stats(flow: Flow, consumer: Consumer) -> values.ConsumerStats:
     first = consumer.waiters[0] if consumer.waiters else None
+    size = consumer.asked_batch_size or 1 if first is None else first.want.batch_size
+    wait = wait_of(flow.state, consumer, size)
+    waits = first is not None or bool(wait.label)
     return values.ConsumerStats(
         name=consumer.name,
         unit=consumer.settings.unit,
@@ -75,7 +121,7 @@ def _consumer_stats(flow: Flow, consumer: Consumer) -> values.ConsumerStats:
         num_leased_units=consumer.num_leased,
         num_leases=len(consumer.leases),
         num_waiting=len(consumer.waiters),
-        waiting_for=(flow.line.explain_wait(consumer, first.want.batch_size) if first else ""),
+        waiting_for=flow.line.explain_wait(consumer, size) if waits else "",
         num_acked_units=consumer.num_acked,
         num_redelivered_units=consumer.num_redelivered,
         num_quarantined_units=len(consumer.quarantined),
@@ -85,4 +131,8 @@ def _consumer_stats(flow: Flow, consumer: Consumer) -> values.ConsumerStats:
         safe_step=consumer.timeline.safe_step,
         num_stale_units=consumer.num_stale,
         pushes_wait_for=flow.push_room.describe(consumer),
+        waiting_seconds=None if first is None else max(time.monotonic() - first.since, 0.0),
+        wait_reason=wait.label,
+        asked_batch_size=consumer.asked_batch_size,
+        waiting_holders=tuple(one.holder for one in islice(consumer.waiters, _MOST_HOLDERS)),
     )

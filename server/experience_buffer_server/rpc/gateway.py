@@ -24,6 +24,7 @@ from experience_buffer_server.runtime.response_bytes import Responses
 from experience_buffer_server.runtime.shared_memory import SharedMemory
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.settings.server import ServerSection
+from experience_buffer_server.store.fullness import Fullness
 from experience_buffer_server.store.interface import Snapshots, Store
 
 _PUSH_MARGIN_SECONDS = 0.2
@@ -47,6 +48,10 @@ class Backend:
     """What may be on its way to clients."""
     shared_memory: SharedMemory = field(init=False)
     """What clients on this machine have of it."""
+    fullness: Fullness = field(init=False)
+    """Of the store and its disk."""
+    address: str = field(init=False, default="")
+    """Where the server listens."""
     looks: asyncio.Semaphore = field(init=False, default_factory=lambda: asyncio.Semaphore(2))
     """Calls that go through much of a buffer, a slice at a time: more at once would be felt."""
     turns: Turns = field(init=False, default_factory=Turns)
@@ -54,6 +59,7 @@ class Backend:
 
     def __post_init__(self) -> None:
         self.quotas = Quotas(self.limits, self.registry.metrics)
+        self.fullness = Fullness(self.store)
         self.responses = Responses(self.limits, self.registry.metrics)
         self.shared_memory = SharedMemory(self.limits.max_shared_bytes, self.registry.metrics)
 

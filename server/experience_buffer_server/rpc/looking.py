@@ -36,7 +36,7 @@ class Looking(service_pb2_grpc.ExperienceBufferServicer):
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._started = time.monotonic()
+        self._started, self._start_time = time.monotonic(), time.time()
         self._scans = Scans()
 
     async def Get(
@@ -65,11 +65,22 @@ class Looking(service_pb2_grpc.ExperienceBufferServicer):
             buffers = [self._backend.buffer(request.buffer)]
         else:
             buffers = self.visible_buffers()
-        return service_pb2.GetStatsResponse(
-            buffers=[messages.stats_message(buffer.stats()) for buffer in buffers],
+        backend = self._backend
+        free_bytes = await asyncio.to_thread(backend.store.disk_free_bytes)
+        response = service_pb2.GetStatsResponse(
             server_version=__version__,
             uptime_seconds=time.monotonic() - self._started,
+            start_time=self._start_time,
+            address=backend.address,
+            disk=messages.message_of(service_pb2.DiskStats, backend.fullness.told(free_bytes)),
         )
+        if len(self.visible_buffers()) < len(backend.registry.all()):
+            response.disk.place = ""  # For those who may see everything.
+        glance = Glance()
+        for buffer in buffers:
+            response.buffers.append(messages.stats_message(buffer.stats()))
+            await glance.breathe()
+        return response
 
     async def ListGroups(
         self, request: looking_pb2.ListGroupsRequest, context: Context

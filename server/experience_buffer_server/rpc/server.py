@@ -104,6 +104,7 @@ async def start(
     await server.start()
     if not settings.host.startswith(UNIX_SCHEME):
         address = target(settings.host, port)
+    backend.address = address
     return Listening(server, address, credentials)
 
 

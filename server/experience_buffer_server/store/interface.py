@@ -95,6 +95,8 @@ class Store(Protocol):
     have to be sent along."""
     limit_bytes: int
     """What it may grow to."""
+    append_limit_bytes: int
+    """Up to which experiences are appended: the rest is for removing them."""
     failed: asyncio.Event
     """Set when the store can't go on; watch it to shut down. `failure` says why."""
     failure: StoreFailedError | None

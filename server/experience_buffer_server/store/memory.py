@@ -121,7 +121,7 @@ class MemoryStore:
 
     def __init__(self, data: MemoryData | None = None, *, max_bytes: int = 1 << 40) -> None:
         self.data = MemoryData() if data is None else data
-        self.limit_bytes = max_bytes
+        self.limit_bytes = self.append_limit_bytes = max_bytes
         self.failed = asyncio.Event()
         self.failure: StoreFailedError | None = None
         self.stats = StoreStats()

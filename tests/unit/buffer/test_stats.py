@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.flow import depth_of
 from experience_buffer_server.buffer.gauges import Gauges
 from experience_buffer_server.buffer.state.group_table import GroupTable
 from experience_buffer_server.rpc.messages import stats_message
+from experience_buffer_server.runtime import callers, clock
 from tests.unit.buffer_verbs import consume, counted, leased, sampled
 from tests.unit.builders import World, push, uid, until
 
@@ -188,3 +190,59 @@ async def test_gauges_are_read_on_the_loop_and_errors_come_out(world: World) -> 
     broken = Gauges(lambda: [][0], loop)
     with pytest.raises(IndexError):
         await asyncio.to_thread(lambda: list(broken.collect()))
+
+
+async def test_what_a_consumer_would_wait_for_is_told_though_nobody_waits(world: World) -> None:
+    buffer = await world.holding(push((1, 0), (1, 1), (2, 0)), **GROUPS)
+    (trainer,) = buffer.stats().consumers
+    assert (trainer.num_waiting, trainer.waiting_seconds, trainer.asked_batch_size) == (0, None, 0)
+    assert (trainer.waiting_for, trainer.wait_reason) == ("", ""), "one is ready"
+    await sampled(buffer, 3, min_batch_size=3)
+    (trainer,) = buffer.stats().consumers
+    assert (trainer.num_waiting, trainer.asked_batch_size) == (0, 3)
+    assert trainer.waiting_for.startswith("1 ready of 3 groups; 1 group incomplete")
+    assert trainer.wait_reason
+    callers.named("gpu-3:88")
+    asked = asyncio.ensure_future(leased(buffer, 2, timeout_seconds=60.0))
+    await until(lambda: buffer.state.consumer("trainer").waiters)
+    (trainer,) = buffer.stats().consumers
+    assert (trainer.num_waiting, trainer.waiting_holders) == (1, ("gpu-3:88",))
+    assert trainer.waiting_seconds is not None
+    assert 0 <= trainer.waiting_seconds < 60
+    assert trainer.waiting_for.startswith("1 ready of 2 groups")
+    await buffer.push(push((2, 1)))
+    await asked
+    (trainer,) = buffer.stats().consumers
+    assert (trainer.num_waiting, trainer.waiting_holders) == (0, ())
+
+
+async def test_when_a_limit_will_be_reached_is_told_by_the_last_minutes(world: World) -> None:
+    buffer = await world.holding(
+        push((1, 0), (2, 0)), group_by="none", max_items=8, max_bytes=10**9
+    )
+    stats = buffer.stats()
+    assert (stats.max_items, stats.max_bytes, stats.used_ratio) == (8, 10**9, 0.25)
+    assert (stats.full_in_seconds, stats.full_by) == (None, ""), "nothing is known of before"
+    began = clock.now()
+    buffer.flow.state.telemetry.sample(began - 100.0, depth_of(buffer.state))
+    await buffer.push(push((3, 0), (4, 0)))
+    stats = buffer.stats()
+    assert stats.full_by == "max_items"
+    assert stats.full_in_seconds == pytest.approx(4 / (2 / 100.0), rel=0.05)
+    await consume(buffer, 3)
+    stats = buffer.stats()
+    assert (stats.used_ratio, stats.full_in_seconds) == (0.125, None), "there is less than before"
+    assert (await world.create(2, max_bytes=0)).stats().used_ratio is None
+
+
+async def test_the_oldest_open_group_is_known_without_a_look_at_the_others(world: World) -> None:
+    buffer = await world.holding(push((1, 0), (2, 0), (3, 0)), group_size=2)
+    groups = buffer.state.contents.groups
+    first, second = groups.get("2/1"), groups.get("2/2")
+    assert first is not None
+    assert second is not None
+    groups.close(first, "sealed")
+    assert groups.oldest_open is second
+    groups.reopen(first, size=2)
+    assert groups.oldest_open is first
+    assert "'2/1' has 1 of 2" in buffer.stats().oldest_open_group

@@ -33,6 +33,7 @@ from experience_buffer_server.buffer.state.consumers import (
 )
 from experience_buffer_server.buffer.state.entries import Entry, key_of
 from experience_buffer_server.runtime import clock
+from experience_buffer_server.runtime.callers import current_caller
 from experience_buffer_server.sampling.staleness import UNKNOWN_VERSION, Reason
 from experience_buffer_server.sampling.units import Unit
 
@@ -53,6 +54,7 @@ class Line:
             ResourceExhaustedError: Too many calls wait.
         """
         started = time.monotonic()
+        consumer.asked_batch_size = want.batch_size
         taken = await self._take(consumer, want, stop)
         units = taken.units
         self._metrics.sample_wait(self._state.name, consumer.name, time.monotonic() - started)
@@ -104,8 +106,15 @@ class Line:
             reason = "line"
         self._metrics.wait_began(self._state.name, consumer.name, reason, len(consumer.ready))
         loop = asyncio.get_running_loop()
-        since = WaitClock(reason or cut_by, time.monotonic())
-        waiter = Waiter(want, loop.create_future(), since, cut_by == "window")
+        now, caller = time.monotonic(), current_caller()
+        waiter = Waiter(
+            want,
+            loop.create_future(),
+            WaitClock(reason or cut_by, now),
+            is_beyond_window=cut_by == "window",
+            since=now,
+            holder=caller.holder or caller.address or caller.name,
+        )
         consumer.waiters.append(waiter)
         stopping = loop.create_task(stop.wait())
         was_first = False

@@ -208,13 +208,12 @@ class Grouping:
 
     def describe(self) -> str:
         """What is incomplete, in words; empty when nothing is."""
-        open_groups = self._contents.groups.open_groups
-        if not open_groups:
+        oldest, count = self._contents.groups.oldest_open, len(self._contents.groups.open_groups)
+        if oldest is None:
             return ""
-        oldest = min(open_groups, key=lambda group: group.row.open_time)
         age = max(clock.now() - oldest.row.open_time, 0.0)
         return (
-            f"{counted(len(open_groups), 'group')} incomplete; oldest open group {oldest.row.key!r} has "
+            f"{counted(count, 'group')} incomplete; oldest open group {oldest.row.key!r} has "
             f"{oldest.describe()} after {age:.1f} s"
         )
 

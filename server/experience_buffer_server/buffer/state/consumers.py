@@ -157,6 +157,10 @@ class Waiter:
     clock: WaitClock
     is_beyond_window: bool
     """The units that were its turn have more experiences than may be leased at once."""
+    since: float
+    """When it came, by `time.monotonic`."""
+    holder: str
+    """Who waits: as it calls itself, or its address."""
 
 
 class Consumer:
@@ -176,6 +180,8 @@ class Consumer:
         """Units by number, with the reason."""
         self.finished: set[int] = set()
         """Units by number that it has consumed or passed over and that are still in the buffer."""
+        self.asked_batch_size = 0
+        """Units of the batch that was asked for last; 0: none was since the start."""
         self.waiters: deque[Waiter] = deque()
         """First come, first served: a large batch is not starved by small ones."""
         self.leases: dict[int, Lease] = {}

@@ -111,6 +111,11 @@ class GroupTable:
         return self._open.values()
 
     @property
+    def oldest_open(self) -> Group | None:
+        """The one of them that was opened first, without looking at the others."""
+        return next(iter(self._open.values()), None)
+
+    @property
     def dropped_groups(self) -> Collection[Group]:
         """Those that were dropped and aren't gone yet: a live view."""
         return self._dropped.values()
@@ -263,7 +268,10 @@ class GroupTable:
         group.row.closed = ""
         group.row.size = size
         if self._by_id.get(group.row.id) is group:
-            self._open[group.row.id] = group
+            # In the order in which they were opened. It is rare: a commit has failed.
+            opened = sorted({**self._open, group.row.id: group}.items())
+            self._open.clear()
+            self._open.update(opened)
             self._note_if_deserted(group)
         self.deadlines.watch(group)
 

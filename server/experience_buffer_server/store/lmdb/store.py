@@ -23,6 +23,7 @@ from experience_buffer_server.store.interface import (
 from experience_buffer_server.store.lmdb import writer_protocol
 from experience_buffer_server.store.lmdb.commit_backlog import Backlog, Load, Riders
 from experience_buffer_server.store.lmdb.disk import format as disk
+from experience_buffer_server.store.lmdb.disk.disk_room import reserve_bytes
 from experience_buffer_server.store.lmdb.disk.private_files import free_bytes
 from experience_buffer_server.store.lmdb.fences import Ownership
 from experience_buffer_server.store.lmdb.reader import CommittedRows
@@ -78,6 +79,7 @@ class LmdbStore(CommittedRows):
         self.reader_spec: str | None = self.place
         """For `LmdbReader`."""
         self.limit_bytes = limit_bytes
+        self.append_limit_bytes = limit_bytes - reserve_bytes(limit_bytes)
         self._owned: dict[int, Ownership] = {}
         """By the buffer's id, our epoch and the number that was given last."""
         self._pack = msgpack.Packer().pack

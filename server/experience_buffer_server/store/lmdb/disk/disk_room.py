@@ -23,6 +23,11 @@ _MIN_APPENDS_AHEAD = 16
 """Appends that fit in there; larger ones aren't worth their pages being written twice."""
 
 
+def reserve_bytes(max_map_bytes: int) -> int:
+    """What of the limit isn't for appends."""
+    return max(_MIN_RESERVE_BYTES, max_map_bytes // 50)
+
+
 class Room:
     """Decides whether appends fit and allocates disk space ahead of them.
 
@@ -39,7 +44,7 @@ class Room:
     """
 
     def __init__(self, data: Path, *, max_map_bytes: int, measure: Callable[[], int]) -> None:
-        reserve = max(_MIN_RESERVE_BYTES, max_map_bytes // 50)
+        reserve = reserve_bytes(max_map_bytes)
         self._limit_bytes = max_map_bytes - reserve
         self._disk_reserve_bytes = min(reserve, _MAX_DISK_RESERVE_BYTES)
         self._file = os.open(data, os.O_RDWR | os.O_CLOEXEC)
