@@ -105,10 +105,10 @@ class BufferStats(Shown):
         policy_version: The newest published policy version; None before the first.
         consumers: Its readers, in the order of its configuration.
         max_items: Most experiences that it may hold; 0: no limit of its own.
-        max_bytes: Most payload bytes that it may hold; 0: no limit of its own.
-        used_ratio: What is used of the tighter of the two, 0 to 1; None where there is neither.
+        max_bytes: Most payload bytes that it may hold.
+        used_ratio: What is used of the tighter of the two, 0 to 1; None from a server that doesn't say.
         full_in_seconds: Until it is full at the rate of the last minutes; None where it isn't
-            growing, or has no limit of its own.
+            growing.
         full_by: The limit that it will have reached then: "max_items" or "max_bytes".
     """
 

@@ -232,7 +232,8 @@ async def test_when_a_limit_will_be_reached_is_told_by_the_last_minutes(world: W
     await consume(buffer, 3)
     stats = buffer.stats()
     assert (stats.used_ratio, stats.full_in_seconds) == (0.125, None), "there is less than before"
-    assert (await world.create(2, max_bytes=0)).stats().used_ratio is None
+    unbounded = (await world.create(2)).stats()
+    assert (unbounded.max_items, unbounded.used_ratio) == (0, 0.0)
 
 
 async def test_the_oldest_open_group_is_known_without_a_look_at_the_others(world: World) -> None:
