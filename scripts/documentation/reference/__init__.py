@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from scripts.documentation.reference import client, commands, contract, metrics, settings
+from scripts.documentation.reference import client, commands, contract, http, metrics, settings
 
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "reference/client.md": client.clients,
@@ -15,6 +15,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "reference/settings.md": settings.page,
     "reference/commands.md": commands.page,
     "reference/metrics.md": metrics.page,
+    "reference/http.md": http.page,
     "reference/contract.md": contract.page,
 }
 """By their names in the site: what makes each."""

@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
-import urllib.request
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
@@ -16,8 +9,8 @@ from typing import Final
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from experience_buffer import Client
 from experience_buffer_server.runtime.metrics import Metrics
+from scripts.documentation.reference.running import said
 
 _INTRODUCTION: Final = """# Metrics
 
@@ -26,7 +19,6 @@ and no group is one. [Operations](../operations.md#watching) has the alerts, and
 [docker/grafana](../../docker/grafana) the dashboard.
 """
 _OF_THE_PROCESS: Final = ("process_", "python_")
-_SECONDS: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,41 +47,10 @@ def page() -> str:
     )
 
 
-@cache
 def families() -> tuple[Family, ...]:
     """What a server that has just started shows, with a buffer in memory."""
-    command = [sys.executable, "-m", "experience_buffer_server", "serve", "--memory"]
-    command += ["--port", "0", "--metrics-port", "0"]
-    with tempfile.TemporaryDirectory() as folder:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=os.environ | {"EXPERIENCE_BUFFER_SERVER__LOG_FORMAT": "json"},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            address, port = _listening(process.stderr or ())
-            with Client(address) as client:
-                client.publish_policy_version(0)  # Of buffers that have none, nothing is shown.
-            with urllib.request.urlopen(
-                f"http://127.0.0.1:{port}/metrics", timeout=_SECONDS
-            ) as answer:
-                shown = answer.read().decode()
-        finally:
-            process.terminate()
-            process.communicate(timeout=_SECONDS)
-    found = text_string_to_metric_families(shown)
+    found = text_string_to_metric_families(said().metrics)
     return tuple(_family(each) for each in found if not each.name.endswith("_created"))
-
-
-def _listening(log: Iterable[str]) -> tuple[str, int]:
-    """Where the server says that it listens, and its port of metrics."""
-    for line in log:
-        entry = json.loads(line)
-        if entry["message"] == "listening":
-            return entry["address"], entry["metrics_port"]
-    raise RuntimeError("the server that shows its metrics has ended at once")
 
 
 def _family(metric: Metric) -> Family:

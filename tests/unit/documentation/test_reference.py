@@ -15,7 +15,15 @@ from pydantic import BaseModel
 from experience_buffer_server.commands import cli
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.settings.server import Settings
-from scripts.documentation.reference import client, commands, contract, metrics, settings
+from scripts.documentation.reference import (
+    client,
+    commands,
+    contract,
+    http,
+    metrics,
+    running,
+    settings,
+)
 
 ROOT = Path(__file__).parents[3]
 
@@ -134,4 +142,22 @@ def test_types_of_the_contract_are_linked() -> None:
     }
     links = set(re.findall(r"\]\(#(\w+)\)", page))
     assert len(links) > 40
+    assert links <= anchors
+
+
+def test_every_route_and_value_of_http_is_there() -> None:
+    page, document = http.page(), running.said().openapi
+    assert len(document["paths"]) > 10
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            section = page.split(f"\n## `{method.upper()} {path}`\n")[1].split("\n## ")[0]
+            assert all(
+                f"| `{each['name']}` |" in section for each in operation.get("parameters", [])
+            )
+    for name, schema in document["components"]["schemas"].items():
+        section = page.split(f"\n## `{name}`\n")[1].split("\n## ")[0]
+        assert all(f"| `{key}` |" in section for key in schema.get("properties", {}))
+    anchors = {heading.lower() for heading in re.findall(r"^## `(\w+)`$", page, re.MULTILINE)}
+    links = set(re.findall(r"\]\(#(\w+)\)", page))
+    assert len(links) > 10
     assert links <= anchors
