@@ -42,8 +42,8 @@ class ConsumerStats(Shown):
         pushes_wait_for: What keeps its limiter from accepting pushes; empty when nothing does.
         waiting_seconds: How long the longest-waiting one has waited; None when none waits.
         wait_reason: In a word why a batch can't go: "empty", "incomplete", "computing", "held",
-            "ready" (fewer units are ready than asked for, for none of these reasons), "window"
-            (what may be leased at once), "min_size", "min_diff" (its limiter); empty where it could.
+            "window" (what may be leased at once), "min_size", "min_diff" (its limiter); empty where it
+            could.
         asked_batch_size: Units of the batch that was asked for last; 0: none was since the server
             started, and the words are about a batch of one.
         waiting_holders: Who waits, as they named themselves, else their addresses; at most 16, the

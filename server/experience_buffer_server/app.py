@@ -18,6 +18,7 @@ from experience_buffer_server.access.tls import Certificates
 from experience_buffer_server.buffer.compute.scheduler import Computer
 from experience_buffer_server.buffer.gauges import Gauges
 from experience_buffer_server.buffer.intake.compiled.loading import Loading
+from experience_buffer_server.buffer.learning_gauges import Watch
 from experience_buffer_server.buffer.registry import Registry
 from experience_buffer_server.rpc import server
 from experience_buffer_server.rpc.gateway import Backend
@@ -91,8 +92,13 @@ async def serve(settings: Settings) -> int:
             await snapshots.start()
         backend = Backend(registry, store, server_settings, asyncio.Event(), snapshots)
         pulse = Pulse(backend.draining)
+        watch = Watch()
         metrics.registry.register(
-            Gauges(lambda: [buffer.stats() for buffer in registry.all()], loop)
+            Gauges(
+                lambda: [buffer.stats() for buffer in registry.all()],
+                loop,
+                lambda: [watch.look(buffer) for buffer in registry.all()],
+            )
         )
         listener = _take_port(server_settings, stack)
         service = Service(backend)

@@ -87,6 +87,67 @@ def test_they_go_off_when_they_should_and_only_then(tmp_path: Path) -> None:
     _check_going_off(bad, {100: going}, tmp_path)
 
 
+BUFFER = ', buffer="b"'
+READER = f'{BUFFER}, consumer="trainer"'
+
+
+@pytest.mark.parametrize(
+    ("series", "minutes", "alert"),
+    [
+        (
+            {SERIES.format("oldest_open_group_age_seconds", BUFFER): "0+60x120"},
+            (34, 37),
+            "GroupStuck",
+        ),
+        (
+            {SERIES.format("oldest_lease_age_seconds", READER): "0+60x120"},
+            (64, 67),
+            "LeaseHeldLong",
+        ),
+        (
+            {SERIES.format("oldest_ready_age_seconds", READER): "0+60x120"},
+            (74, 77),
+            "ReadyUnitsGetOld",
+        ),
+        (
+            {
+                SERIES.format("zero_variance_groups_total", BUFFER): "0+19x120",
+                SERIES.format("whole_groups_total", f'{BUFFER}, solved="none"'): "0+19x120",
+                SERIES.format("whole_groups_total", f'{BUFFER}, solved="some"'): "0+1x120",
+            },
+            (29, 33),
+            "NothingToLearn",
+        ),
+        (
+            {
+                SERIES.format("store_live_bytes", ""): "0+1e9x120",
+                SERIES.format("store_limit_bytes", ""): "4e11+0x120",
+            },
+            (29, 33),
+            "StoreFillsUp",
+        ),
+    ],
+    ids=["group", "lease", "ready", "learning", "store"],
+)
+def test_what_lasts_too_long(
+    tmp_path: Path, series: dict[str, str], minutes: tuple[int, int], alert: str
+) -> None:
+    """None of them needs a deadline, or any other setting."""
+    before, after = minutes
+    _check_going_off(series, {before: set(), after: {alert}}, tmp_path)
+
+
+def test_groups_that_some_solve_teach(tmp_path: Path) -> None:
+    played = {
+        SERIES.format("zero_variance_groups_total", BUFFER): "0+4x120",
+        SERIES.format("whole_groups_total", f'{BUFFER}, solved="some"'): "0+5x120",
+        SERIES.format("oldest_open_group_age_seconds", BUFFER): "600+0x120",
+        SERIES.format("store_live_bytes", ""): "4e9-1e3x120",
+        SERIES.format("store_limit_bytes", ""): "1e11+0x120",
+    }
+    _check_going_off(played, {100: set()}, tmp_path)
+
+
 def _calls(code: str) -> str:
     return f'grpc_server_handled_total{{instance="a", grpc_method="Push", grpc_code="{code}"}}'
 
@@ -100,7 +161,7 @@ def _snapshots(outcome: str) -> str:
     return SERIES.format("snapshots_total", f', outcome="{outcome}"')
 
 
-NEVER_TAKEN = {SERIES.format("snapshot_time_seconds", ""): "NaN+0x120"}
+NEVER_TAKEN = {SERIES.format("snapshot_timestamp_seconds", ""): "NaN+0x120"}
 
 
 @pytest.mark.parametrize(
@@ -127,7 +188,7 @@ def test_a_server_that_never_took_a_snapshot(tmp_path: Path) -> None:
     _check_going_off(NEVER_TAKEN, {100: set()}, tmp_path)
     asked = NEVER_TAKEN | {_snapshots("failed"): "_x20 1+0x100"}
     _check_going_off(asked, {100: {"SnapshotsMissing"}}, tmp_path)
-    newest = SERIES.format("snapshot_time_seconds", "")
+    newest = SERIES.format("snapshot_timestamp_seconds", "")
     taken = {newest: "0+60x120", _snapshots("failed"): "1+0x120"}
     _check_going_off(taken, {100: set()}, tmp_path)
     _check_going_off({newest: "-86400+0x120"}, {59: set(), 65: {"SnapshotsStale"}}, tmp_path)

@@ -32,6 +32,7 @@ from experience_buffer import (
     Pacing,
     Staleness,
 )
+from experience_buffer_server.runtime.metrics import DEPRECATED
 from tests.integration.server import eventually
 from tests.ports import unused_ports
 
@@ -136,11 +137,40 @@ def test_every_dashboard_variable_has_a_value(monitored: Monitored) -> None:
 def test_every_metric_of_the_server_is_on_the_dashboard(monitored: Monitored) -> None:
     text = _read(monitored.metrics_url)
     families = set(re.findall(r"^# TYPE (experience_buffer_\w+|grpc_\w+) ", text, re.MULTILINE))
-    families = {name for name in families if not name.endswith("_created")}
+    assert not [name for name in families if name.endswith("_created")]
+    old = f"^# HELP (\\w+) {re.escape(DEPRECATED)} (\\w+)\\.$"
+    renamed = dict(re.findall(old, text, re.MULTILINE))
+    assert renamed
+    assert set(renamed.values()) <= families
+    families -= renamed.keys()
     queries = " ".join(expression for _, expression in _dashboard_queries())
     shown = {re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"\w+", queries)}
     assert families
     assert not families - shown
+
+
+QUESTIONS = (
+    "Why is my trainer waiting?",
+    "Which groups are stuck, and on what?",
+    "How stale is what I train on?",
+    "What about the rewards?",
+    "Who holds the leases?",
+    "How full is the disk, and when is it full?",
+)
+
+
+def test_the_dashboard_answers_the_questions_first() -> None:
+    panels = sorted(_dashboard()["panels"], key=lambda panel: panel["gridPos"]["y"])
+    rows = [panel["title"] for panel in panels if panel["type"] == "row"]
+    assert tuple(rows[: len(QUESTIONS)]) == QUESTIONS
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken: dict[tuple[int, int], str] = {}
+    for panel in panels:
+        place = panel["gridPos"]
+        for x in range(place["x"], place["x"] + place["w"]):
+            for y in range(place["y"], place["y"] + place["h"]):
+                assert taken.setdefault((x, y), panel["title"]) == panel["title"]
+        assert place["x"] + place["w"] <= 24
 
 
 def test_no_label_holds_an_identity(monitored: Monitored) -> None:

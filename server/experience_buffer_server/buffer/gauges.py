@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from experience_buffer_server.buffer.learning_gauges import Watched, families
 from experience_buffer_server.buffer.stats import BufferStats
 
 _PREFIX = "experience_buffer_"
@@ -61,9 +62,13 @@ class Gauges(Collector):
     """Collects from the event loop's thread; `collect` may be called from any other."""
 
     def __init__(
-        self, snapshot: Callable[[], Sequence[BufferStats]], loop: asyncio.AbstractEventLoop
+        self,
+        snapshot: Callable[[], Sequence[BufferStats]],
+        loop: asyncio.AbstractEventLoop,
+        watched: Callable[[], Sequence[Watched]] = list,
     ) -> None:
         self._snapshot = snapshot
+        self._watched = watched
         self._loop = loop
 
     def describe(self) -> Iterator[Metric]:
@@ -77,7 +82,7 @@ class Gauges(Collector):
             TimeoutError: The event loop did not answer.
         """
         asked = asyncio.run_coroutine_threadsafe(self._ask(), self._loop)
-        buffers = asked.result(_TIMEOUT_SECONDS)
+        buffers, watched = asked.result(_TIMEOUT_SECONDS)
         kinds = ((GaugeMetricFamily, _BUFFER_GAUGES), (CounterMetricFamily, _BUFFER_COUNTERS))
         for kind, rows in kinds:
             for name, text, attribute in rows:
@@ -92,6 +97,7 @@ class Gauges(Collector):
                 for consumer in stats.consumers:
                     family.add_metric([stats.name, consumer.name], getattr(consumer, attribute))
             yield family
+        yield from families(watched)
 
-    async def _ask(self) -> Sequence[BufferStats]:
-        return self._snapshot()
+    async def _ask(self) -> tuple[Sequence[BufferStats], Sequence[Watched]]:
+        return self._snapshot(), self._watched()

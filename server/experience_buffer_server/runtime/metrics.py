@@ -6,15 +6,23 @@ Names follow Prometheus' conventions; labels are bounded: buffers, consumers, me
 from __future__ import annotations
 
 import math
+import platform
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, TypeAlias, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+)
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
+from experience_buffer_server import __version__
 from experience_buffer_server.runtime.metric_series import SeriesByBuffer
 
 Verb: TypeAlias = Callable[..., None]
@@ -24,6 +32,8 @@ _FAST = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 
 _CALLS = (*_FAST, 5, 10, 30, 60, 300, 3600)
 _SLOW = (0.001, 0.01, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 _PREFIX = "experience_buffer_"
+DEPRECATED = "Goes with the next version; use"
+"""Begins what is said of a metric that has another name now, which follows."""
 _FRESH = "fresh"
 """The reason of a wait for units that are fresh enough: of others there are enough."""
 _FLAGS = ("singleton", "zero_variance", "zero_mask", "bootstrapped", "masked", "withheld")
@@ -38,10 +48,18 @@ class Metrics:
     """
 
     def __init__(self) -> None:
+        # When each series began: as many again, and nobody asks for it.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
         GCCollector(registry=registry)
+
+        built = ("version", "python_version", "implementation")
+        build_info = Gauge(_PREFIX + "build_info", "What runs here; 1.", built, registry=registry)
+        build_info.labels(
+            __version__, platform.python_version(), platform.python_implementation()
+        ).set(1)
 
         self._by_buffer = SeriesByBuffer()
 
@@ -79,7 +97,12 @@ class Metrics:
         self.payload_read = counter(
             "read_payloads", "Pushed payloads by reader: compiled, or checked.", "reader"
         )
-        self.group_closed = counter("groups_closed", "Groups closed, by reason.", buffer, "reason")
+        self._closed_groups = counter(
+            "closed_groups", "Groups closed, by reason.", buffer, "reason"
+        )
+        self._groups_closed = counter(
+            "groups_closed", f"{DEPRECATED} {_PREFIX}closed_groups_total.", buffer, "reason"
+        )
         self._sampled = counter(
             "sampled_experiences", "Experiences delivered, repeats counted.", buffer, consumer
         )
@@ -183,8 +206,12 @@ class Metrics:
             "snapshot_seconds", "Copying and checking, per snapshot.", _SLOW
         )
         self._set_snapshot_bytes = gauge("snapshot_bytes", "Size of the newest snapshot.")
+        self._set_snapshot_timestamp = gauge(
+            "snapshot_timestamp_seconds",
+            "When the newest snapshot was taken, Unix time; NaN: none was.",
+        )
         self._set_snapshot_time = gauge(
-            "snapshot_time_seconds", "When the newest snapshot was taken, Unix time; NaN: none was."
+            "snapshot_time_seconds", f"{DEPRECATED} {_PREFIX}snapshot_timestamp_seconds."
         )
         self.snapshot_found(num_bytes=math.nan, create_time=math.nan)
         rpc = ("grpc_type", "grpc_service", "grpc_method")
@@ -211,6 +238,11 @@ class Metrics:
     def keep_buffers(self, buffers: Collection[str]) -> None:
         """There are no other buffers: series of others end, as when they are deleted."""
         self._by_buffer.keep(buffers)
+
+    def group_closed(self, buffer: str, reason: str) -> None:
+        """A group takes no more members."""
+        self._closed_groups(buffer, reason)
+        self._groups_closed(buffer, reason)
 
     def sampled(
         self,
@@ -266,6 +298,7 @@ class Metrics:
     def snapshot_found(self, *, num_bytes: float, create_time: float) -> None:
         """The newest snapshot there is."""
         self._set_snapshot_bytes(num_bytes)
+        self._set_snapshot_timestamp(create_time)
         self._set_snapshot_time(create_time)
 
     def rpc_handled(self, kind: str, service: str, method: str, code: str, seconds: float) -> None:

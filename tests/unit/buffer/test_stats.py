@@ -168,11 +168,11 @@ async def test_a_wait_is_counted_by_what_kept_it(world: World) -> None:
     assert not asked.done()
     await buffer.push(push((3, 0)))
     await asked
-    ready, min_size, window = (
+    empty, min_size, window = (
         counted(world, buffer, "sample_waited_seconds", consumer="trainer", reason=reason)
-        for reason in ("ready", "min_size", "window")
+        for reason in ("empty", "min_size", "window")
     )
-    assert ready > 0
+    assert empty > 0
     assert 0 < min_size <= time.monotonic() - began
     assert window == 0
 

@@ -44,8 +44,6 @@ class Computing:
     """Submits entries and stores their advantages. Not thread-safe."""
 
     def __init__(self, state: BufferState, computer: Computer) -> None:
-        self.num_jobs = 0
-        """Submitted, and not stored or failed yet."""
         self._state = state
         self._events = state.events
         self.computer = computer
@@ -57,6 +55,11 @@ class Computing:
         """Results that aren't stored yet."""
         self._is_storing = False
 
+    @property
+    def num_jobs(self) -> int:
+        """Submitted, and not stored or failed yet."""
+        return self._state.num_jobs
+
     # --- on the way to the worker
 
     def submit(self, entries: Sequence[Entry]) -> None:
@@ -65,7 +68,7 @@ class Computing:
         assert plan is not None
         for entry in entries:
             entry.computing = True
-        self.num_jobs += 1
+        self._state.num_jobs += 1
         job = Job(
             entries=list(entries),
             runs=run_labels(entries, self._state.settings),
@@ -175,7 +178,7 @@ class Computing:
         self._begin()
 
     def _release(self, job: Job) -> None:
-        self.num_jobs -= 1
+        self._state.num_jobs -= 1
         for entry in job.entries:
             entry.computing = False
 

@@ -31,7 +31,11 @@ _COMPUTED_BYTES_PER_TOKEN = 4 + 4 + 1
 
 CutBy = Literal["", "message", "experiences", "bytes"]
 
-WaitLabel = Literal["", "ready", "window", "min_size", "min_diff"]
+WaitLabel = Literal[
+    "", "empty", "incomplete", "computing", "held", "window", "min_size", "min_diff"
+]
+Lack = Literal["empty", "incomplete", "computing", "held"]
+"""What a batch lacks units for."""
 
 
 class Wait(NamedTuple):
@@ -52,12 +56,35 @@ def wait_of(state: BufferState, consumer: Consumer, batch_size: int) -> Wait:
         if not problem and limiter is not None:
             problem = limiter.problem(batch_size)
         never = f"batches of {batch_size} may never be: {problem}" if problem else ""
-        return Wait("ready", never)
+        return Wait(_lack_of(state, consumer, enough - len(consumer.ready)), never)
     if limiter is not None:
         answer = can_sample(limiter, consumer.counts(), batch_size)
         if not answer.ok:
             return Wait(answer.label, answer.reason)
     return _window(state, consumer, batch_size)
+
+
+def _lack_of(state: BufferState, consumer: Consumer, num_missing: int) -> Lack:
+    """What units that are missing wait for: what is nearest to being ready and would be enough.
+
+    So many as are being computed, then with those that are held, then with those that are incomplete;
+    "empty" where all that is there isn't enough.
+    """
+    settings, contents = state.settings, state.contents
+    of_groups = consumer.settings.unit == "group" or settings.needs_groups
+    # Of groups each has several, for a consumer that gets them one by one.
+    size = 1 if consumer.settings.unit == "group" or not of_groups else max(settings.group_size, 1)
+    num_missing -= state.num_jobs * size
+    if num_missing <= 0:
+        return "computing"
+    num_missing -= len(consumer.held)
+    if num_missing <= 0:
+        return "held"
+    num_lacking = len(contents.lacking)
+    if consumer.settings.unit == "group":
+        num_lacking = -(-num_lacking // max(settings.group_size, 1))
+    num_missing -= num_lacking + (len(contents.groups.open_groups) * size if of_groups else 0)
+    return "incomplete" if num_missing <= 0 else "empty"
 
 
 def _lack_of_room(state: BufferState, consumer: Consumer, batch_size: int) -> str:

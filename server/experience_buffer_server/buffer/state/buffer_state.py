@@ -60,6 +60,8 @@ class BufferState:
         """Deleted: what is still under way for it has no effect."""
         self.version_changed = asyncio.Event()
         """Set, and replaced, when a policy version is published or the buffer is deleted."""
+        self.num_jobs = 0
+        """Groups, or experiences where there are none, that are being computed."""
         self.telemetry = Telemetry(clock.now(), row.id)
         """What has happened, as the rooms tell it."""
         self.contents = Contents(on_less=events.room_made, on_removed=events.removed)
