@@ -47,6 +47,7 @@ PANELS: Final[dict[str, dict[str, str]]] = {
     "Check": {
         "check-config": "check_config:check_config",
         "verify": "verify:verify",
+        "bench": "bench:bench",
     },
 }
 """By panel of the help, in its order: each command's name, with the module and function that run it."""

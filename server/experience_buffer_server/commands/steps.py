@@ -82,7 +82,7 @@ def listed(found: tuple[StepInfo, ...]) -> RenderableType:
         rows=[
             (
                 *(each.step, each.consumer, each.num_experiences, each.num_groups),
-                *(number(each.rewards.mean), spark(each.rewards.counts)),
+                *(number(each.rewards.mean), spark(_counted(each.rewards))),
                 _flat_share(each),
                 *(number(each.mean_staleness), ago(each.last_ack_time)),
             )
@@ -129,13 +129,18 @@ def _one(step: StepInfo) -> Iterator[RenderableType]:
         yield Text(f"groups: {shown}{', …' if step.num_groups > len(step.groups) else ''}")
 
 
+def _counted(values: Distribution) -> list[float | None]:
+    """The bins; one with nothing in it is a gap."""
+    return [each or None for each in values.counts]
+
+
 def _spread(name: str, values: Distribution) -> Iterator[str]:
     from experience_buffer_server.commands.terminal import number, spark
 
     if values.mean is not None:
         yield (
             f"{name}: mean {number(values.mean)}, std {number(values.std)}, {number(values.min)} "
-            f"{spark(values.counts, most=40)} {number(values.max)}"
+            f"{spark(_counted(values), most=40)} {number(values.max)}"
         )
 
 
