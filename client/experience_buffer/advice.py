@@ -12,7 +12,7 @@ from typing import Final, Literal, TypeAlias
 
 from experience_buffer import _show
 from experience_buffer._show import Rows, Shown
-from experience_buffer.stats import BufferStats, ConsumerStats, Stats
+from experience_buffer.stats import BufferStats, ConsumerStats, DiskStats, Stats
 
 __all__ = ["Advice", "Severity", "View", "advise"]
 __dir__ = __all__.copy
@@ -20,10 +20,19 @@ __dir__ = __all__.copy
 Severity: TypeAlias = Literal["critical", "warning", "info"]
 """How bad it is: "critical": work is lost now, or soon; "warning": somebody waits, or will, until a
 person sees to it; "info": it passes by itself, and explains a wait."""
-View: TypeAlias = Literal["buffer", "groups", "consumers", "leases", "search", "departures"]
+View: TypeAlias = Literal[
+    "overview", "buffer", "groups", "consumers", "leases", "search", "departures"
+]
 """Where the page shows what it is made of."""
 
 _SEVERITIES: Final = ("critical", "warning", "info")
+_BRIEF_SECONDS: Final = 10.0
+"""Trainers wait for workers all the time: so short a wait needs nobody."""
+_LONG_SECONDS: Final = 900.0
+"""From here on a wait is as bad as the alert of the same name says."""
+_SOON_SECONDS: Final = 8 * 3600.0
+_NOW_SECONDS: Final = 3600.0
+_FULL_RATIO: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -34,20 +43,20 @@ class Advice(Shown):
         severity: How bad it is: "critical", "warning" or "info".
         kind: What it is, in a word that stays the same: "damaged", "pushes_wait", "sample_waits",
             "overdue_groups", "quarantined_groups", "quarantined_units", "missing_fields", "held",
-            "limited", "idle".
-        buffer: The buffer's name.
+            "limited", "disk", "filling".
+        buffer: The buffer's name; empty where it isn't about one.
         consumer: The consumer's name; empty where it isn't about one.
         text: What is, in a sentence without its full stop.
         cure: What to do, in a sentence without its full stop; empty where nothing needs to be done.
         command: What to type to look at it or to end it; empty where nothing fits.
-        view: The view of the page that shows it: "buffer", "groups", "consumers", "leases",
-            "search" or "departures".
+        view: The view of the page that shows it: "overview", "buffer", "groups", "consumers",
+            "leases", "search" or "departures".
         waits: Whether somebody waits now: a consumer for a batch, or pushes for room.
     """
 
     severity: Severity
     kind: str
-    buffer: str
+    buffer: str = ""
     consumer: str = ""
     text: str
     cure: str = ""
@@ -68,10 +77,32 @@ def advise(stats: Stats) -> tuple[Advice, ...]:
     Args:
         stats: What `get_stats` returned.
     """
-    found = [each for buffer in stats.buffers for each in _of_buffer(buffer)]
+    found = [*_of_disk(stats.disk)]
+    found += [each for buffer in stats.buffers for each in _of_buffer(buffer)]
     # What makes somebody wait comes before what will.
     found.sort(key=lambda each: (_SEVERITIES.index(each.severity), not each.waits))
     return Rows(found)
+
+
+def _of_disk(disk: DiskStats | None) -> Iterator[Advice]:
+    if disk is None:
+        return
+    seconds = disk.full_in_seconds
+    is_full = disk.used_ratio is not None and disk.used_ratio >= _FULL_RATIO
+    is_soon = seconds is not None and seconds < _SOON_SECONDS
+    if not (is_full or is_soon):
+        return
+    is_now = is_full or (seconds is not None and seconds < _NOW_SECONDS)
+    limit = "the disk" if disk.full_by == "disk" else "store.max_map_bytes"
+    yield Advice(
+        severity="critical" if is_now else "warning",
+        kind="disk",
+        text=str(disk),
+        cure=f"let consumers take what is stored, delete what nobody needs, or make room: {limit} "
+        "is the limit",
+        command="experience-buffer buffers",
+        view="overview",
+    )
 
 
 def _of_buffer(buffer: BufferStats) -> Iterator[Advice]:
@@ -88,6 +119,16 @@ def _of_buffer(buffer: BufferStats) -> Iterator[Advice]:
             view="search",
         )
     yield from _of_pushes(buffer)
+    if (seconds := buffer.full_in_seconds) is not None and 0 < seconds < _NOW_SECONDS:
+        yield Advice(
+            severity="info",
+            kind="filling",
+            buffer=name,
+            text=f"{name} will have reached its {buffer.full_by or 'limit'} in "
+            f"{_show.duration(seconds)} at this rate",
+            cure="pushes wait, are refused or make room then, as on_full says",
+            view="buffer",
+        )
     if count := buffer.num_quarantined_groups:
         yield Advice(
             severity="warning",
@@ -154,11 +195,11 @@ def _of_consumer(buffer: BufferStats, consumer: ConsumerStats) -> Iterator[Advic
     if consumer.num_waiting:
         cure, command, view = _cure_of_wait(buffer, consumer)
         yield Advice(
-            severity="warning",
+            severity=_severity_of(consumer.waiting_seconds),
             kind="sample_waits",
             buffer=buffer.name,
             consumer=consumer.name,
-            text=f"consumer {of} waits: {consumer.waiting_for}",
+            text=f"consumer {of} {_waits(consumer)}: {consumer.waiting_for}",
             cure=cure,
             command=command,
             view=view,
@@ -200,23 +241,49 @@ def _of_consumer(buffer: BufferStats, consumer: ConsumerStats) -> Iterator[Advic
         )
 
 
+def _severity_of(seconds: float | None) -> Severity:
+    if seconds is None:
+        return "warning"
+    if seconds < _BRIEF_SECONDS:
+        return "info"
+    return "warning" if seconds < _LONG_SECONDS else "critical"
+
+
+def _waits(consumer: ConsumerStats) -> str:
+    """Since when it waits, and who it is: "(gpu-3:4711) has waited 41 s"."""
+    who, *others = consumer.waiting_holders or ("",)
+    more = f" and {len(others)} more" if others else ""
+    named = f"({who}{more}) " if who else ""
+    if consumer.waiting_seconds is None:
+        return f"{named}waits"
+    return f"{named}has waited {_show.duration(consumer.waiting_seconds)}"
+
+
 def _cure_of_wait(buffer: BufferStats, consumer: ConsumerStats) -> tuple[str, str, View]:
     """Cure, command and view for what a waiting consumer waits for: the nearest cause first."""
-    name = buffer.name
-    if buffer.pushes_wait_for:
+    name, reason = buffer.name, consumer.wait_reason
+    lacks = _lacks(buffer, consumer)
+    if reason in ("min_size", "min_diff"):
+        return (
+            "its limiter holds it back: let workers push more, or change the limiter's "
+            f"{'min_size' if reason == 'min_size' else 'samples_per_insert'}",
+            _command("buffers", name, named=True),
+            "consumers",
+        )
+    if buffer.pushes_wait_for and reason != "window":
         return (
             "make room for pushes first: what is missing may not find a place",
             _command("why", name),
             "buffer",
         )
-    if consumer.num_leased_units and not _lacks(buffer, consumer):
+    if reason == "window" or (consumer.num_leased_units and not lacks):
         return (
             "acknowledge what is on lease: see who holds it; what died with its trainer comes back "
             "when its lease expires",
             _command("leases", name),
             "leases",
         )
-    if consumer.num_held_units:
+    if reason == "held" or (not reason and consumer.num_held_units):
         return (_publish(buffer), "", "consumers")
     if consumer.num_quarantined_units and not buffer.num_open_groups:
         return (
@@ -224,7 +291,7 @@ def _cure_of_wait(buffer: BufferStats, consumer: ConsumerStats) -> tuple[str, st
             _command("release", name, f"--all -c {shlex.quote(consumer.name)}"),
             "search",
         )
-    if buffer.num_open_groups:
+    if buffer.num_open_groups and reason != "computing":
         return (
             "see what is missing; workers that are at it will push it, and for those that died seal "
             "or drop the groups, or set group_deadline_seconds",
@@ -247,7 +314,7 @@ def _cure_of_wait(buffer: BufferStats, consumer: ConsumerStats) -> tuple[str, st
         return ("nothing: they are being computed", "", "groups")
     return (
         f"let workers push more: are they running, and do they push to {name}?",
-        _command("tail", name),
+        _command("list", name, "--newest"),
         "buffer",
     )
 
@@ -278,10 +345,10 @@ def _publish(buffer: BufferStats) -> str:
     return f"publish the trainer's policy version with publish_policy_version; {said}"
 
 
-def _command(verb: str, buffer: str, options: str = "") -> str:
-    return " ".join(
-        part for part in ("experience-buffer", verb, "-b", shlex.quote(buffer), options) if part
-    )
+def _command(verb: str, buffer: str, options: str = "", *, named: bool = False) -> str:
+    quoted = shlex.quote(buffer)
+    parts = ("experience-buffer", verb, quoted if named else f"-b {quoted}", options)
+    return " ".join(part for part in parts if part)
 
 
 def _are(count: int) -> str:

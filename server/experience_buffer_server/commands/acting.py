@@ -35,7 +35,8 @@ def seal(
 ) -> None:
     """Say that a group gets no more members: it is delivered with those that it has."""
     name = look.buffer(buffer)
-    members = f"{size} members" if size else "the members that it has now"
+    has = look.client.get_group(group, buffer=name)
+    members = f"{size or has.num_members} members, of which {has.num_members} are there"
     look.confirm(
         f"This seals group {_named(group)} of {_named(name)} at {members}: what comes later is "
         "refused, or opens a new group.",
@@ -59,8 +60,8 @@ def drop(
     """Discard a group whose task was aborted, with all its members."""
     name = look.buffer(buffer)
     look.confirm(
-        f"This drops group {_named(group)} of {_named(name)} with all its members: nobody will train on "
-        "them.",
+        f"This drops group {_named(group)} of {_named(name)} with all its members, and refuses those "
+        "that come later: nobody will train on them.",
         yes=yes,
     )
     count = look.client.drop_group(group, buffer=name, reason=reason)

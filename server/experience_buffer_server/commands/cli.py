@@ -28,6 +28,8 @@ PANELS: Final[dict[str, dict[str, str]]] = {
         "top": "top:top",
         "why": "status:why",
         "buffers": "buffers:buffers",
+        "groups": "groups:groups",
+        "leases": "leases:leases",
         "list": "experiences:list_all",
         "show": "show:show",
         "steps": "steps:steps",

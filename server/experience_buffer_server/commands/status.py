@@ -57,6 +57,8 @@ def screen(stats: Stats, address: str) -> Iterator[RenderableType]:
 
     up = _show.duration(stats.uptime_seconds)
     yield Text(f"{address}: server {stats.server_version}, up {up}", style="bold")
+    if stats.disk is not None:
+        yield Text(str(stats.disk))
     yield ""
     found = advise(stats)
     yield from sentences(found)

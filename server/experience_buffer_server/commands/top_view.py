@@ -68,7 +68,8 @@ class Screen:
         at.append(" " * max(width - at.cell_len - len(clock), 1) + clock, "dim")
         yield at
         if not self.lost:
-            yield Text("")
+            disk = "" if self.stats is None or self.stats.disk is None else str(self.stats.disk)
+            yield Text(disk, no_wrap=True, overflow="ellipsis")
             return
         since = _show.duration(max(now - self.read_time, 0.0))
         shown = f"lost since {since}, at {local(self.read_time)}" if self.read_time else "no server"

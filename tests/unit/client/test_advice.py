@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from experience_buffer import BufferStats, ConsumerStats, Stats, advise
+from experience_buffer import BufferStats, ConsumerStats, DiskStats, Stats, advise
 
 CONSUMER = ConsumerStats(
     name="trainer",
@@ -80,7 +80,7 @@ def test_a_consumer_that_waits_is_told_in_its_servers_words_and_what_to_do() -> 
 @pytest.mark.parametrize(
     ("buffer", "consumer", "cure", "command"),
     [
-        ({}, {}, "let workers push more", "tail -b math"),
+        ({}, {}, "let workers push more", "list -b math --newest"),
         (
             {},
             {"num_leased_units": 4, "num_leases": 1},
@@ -127,6 +127,78 @@ def test_the_worst_comes_first_and_among_equals_what_makes_somebody_wait() -> No
     assert found[2].text == "3 groups of math are past the deadline; 1 group incomplete"
 
 
+@pytest.mark.parametrize(
+    ("seconds", "severity", "text"),
+    [
+        (0.4, "info", "(gpu-3:7 and 1 more) has waited 0 s"),
+        (41.0, "warning", "has waited 41 s"),
+        (3000.0, "critical", "has waited 50 min 0 s"),
+    ],
+)
+def test_the_longer_a_wait_the_worse_it_is(seconds: float, severity: str, text: str) -> None:
+    holders = ("gpu-3:7", "gpu-4:8")
+    (one,) = advise(stats({**WAITS, "waiting_seconds": seconds, "waiting_holders": holders}))
+    assert one.severity == severity
+    assert text in one.text
+    assert one.waits
+
+
+@pytest.mark.parametrize(
+    ("reason", "buffer", "cure"),
+    [
+        ("window", {"num_open_groups": 2}, "acknowledge what is on lease"),
+        ("held", {"num_open_groups": 2}, "publish_policy_version"),
+        ("computing", {"num_open_groups": 2, "num_computing_groups": 1}, "they are being computed"),
+        ("min_size", {}, "min_size"),
+        ("min_diff", {"num_open_groups": 2}, "samples_per_insert"),
+        ("incomplete", {"num_open_groups": 2}, "see what is missing"),
+        ("empty", {}, "let workers push more"),
+    ],
+)
+def test_the_reason_that_the_server_gives_decides(
+    reason: str, buffer: dict[str, Any], cure: str
+) -> None:
+    (one,) = advise(stats({**WAITS, "wait_reason": reason}, **buffer))
+    assert cure in one.cure
+
+
+DISK = DiskStats(
+    place="/data",
+    live_bytes=10**9,
+    file_bytes=10**9,
+    map_bytes=2**40,
+    limit_bytes=10**11,
+    free_bytes=10**12,
+    used_ratio=0.01,
+    growth_bytes_per_second=None,
+    full_in_seconds=None,
+    full_by="disk",
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "severity"),
+    [
+        ({}, ""),
+        ({"full_in_seconds": 86_400.0}, ""),
+        ({"full_in_seconds": 4 * 3600.0}, "warning"),
+        ({"full_in_seconds": 600.0}, "critical"),
+        ({"used_ratio": 0.95}, "critical"),
+    ],
+)
+def test_a_disk_that_will_be_full_is_said_in_time(changes: dict[str, Any], severity: str) -> None:
+    disk = dataclasses.replace(DISK, **changes)
+    found = advise(dataclasses.replace(stats(), disk=disk))
+    assert [each.severity for each in found] == ([severity] if severity else [])
+    assert [each.text for each in found] == ([str(disk)] if severity else [])
+
+
+def test_a_buffer_that_will_be_full_says_when_and_by_what() -> None:
+    (one,) = advise(stats(full_in_seconds=125.0, full_by="max_items"))
+    assert (one.kind, one.severity) == ("filling", "info")
+    assert "math will have reached its max_items in 2 min 5 s" in one.text
+
+
 def test_who_keeps_a_buffer_full_is_named() -> None:
     full = {"pushes_wait_for": "the buffer is full: 10 experiences of max_items = 10"}
     (one,) = advise(stats({}, **full))
@@ -139,7 +211,7 @@ def test_who_keeps_a_buffer_full_is_named() -> None:
 
 def test_a_name_in_a_command_can_be_copied_to_a_shell() -> None:
     (one,) = advise(stats({**WAITS}, name="my buffer; rm x"))
-    assert one.command == "experience-buffer tail -b 'my buffer; rm x'"
+    assert one.command == "experience-buffer list -b 'my buffer; rm x' --newest"
 
 
 def test_it_is_plain_data_and_a_sentence() -> None:
