@@ -30,13 +30,15 @@ def test_why_says_who_waits_for_what_and_what_to_do(
     assert f"consumer trainer of {name} waits for nothing" in nobody.out
 
     client.push(rollouts(task=3)[:1], buffer=name)
+    assert "a batch of 1 group would wait: 0 ready of 1 groups" in run("why", "-b", name).out
     with client.stream(1, buffer=name):
         while not client.get_stats(name).buffers[0].consumers[0].num_waiting:
             pass
         said = run("why", "-b", name)
         plain = run("why", "-b", name, "--json")
     assert said.status == plain.status == 1
-    assert f"consumer trainer of {name} waits: 0 ready of 1 groups; 1 group incomplete" in said.out
+    assert f"consumer trainer of {name} (" in said.out
+    assert ") has waited 0 s: 0 ready of 1 groups; 1 group incomplete" in said.out
     assert "'0/3' has 1 of 2" in said.out
     assert f"$ experience-buffer groups -b {name}" in said.out
     assert (plain.value["kind"], plain.value["waits"]) == ("sample_waits", True)

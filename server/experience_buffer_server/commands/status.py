@@ -12,7 +12,7 @@ from experience_buffer_server.commands.looking import BufferName, Looking, looks
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from experience_buffer import Advice, ConsumerStats, Stats
+    from experience_buffer import Advice, Stats
 
 _MARKS: Final = {"critical": "!!", "warning": "! ", "info": "· "}
 _STYLES: Final = {"critical": "bold red", "warning": "yellow", "info": ""}
@@ -120,19 +120,20 @@ def tables(stats: Stats) -> Iterator[RenderableType]:
 
 
 def _others(stats: Stats) -> Iterator[RenderableType]:
-    """The consumers that don't wait."""
+    """The consumers that don't wait, and what they would wait for."""
     from rich.text import Text
 
+    from experience_buffer import _show
     from experience_buffer_server.commands.terminal import clean
 
     for buffer in stats.buffers:
         for each in buffer.consumers:
-            if not each.num_waiting:
-                yield Text(f"  consumer {clean(each.name)} of {clean(buffer.name)} {_state(each)}")
-
-
-def _state(consumer: ConsumerStats) -> str:
-    from experience_buffer import _show
-
-    ready = _show.counted(consumer.num_ready_units, consumer.unit)
-    return f"waits for nothing: {ready} ready, {consumer.num_leased_units:,} leased"
+            if each.num_waiting:
+                continue
+            ready = _show.counted(each.num_ready_units, each.unit)
+            said = f"waits for nothing: {ready} ready, {each.num_leased_units:,} leased"
+            yield Text(f"  consumer {clean(each.name)} of {clean(buffer.name)} {said}")
+            if each.waiting_for:
+                size = _show.counted(each.asked_batch_size or 1, each.unit)
+                words = clean(each.waiting_for, most_chars=_MOST_CHARS)
+                yield Text(f"    a batch of {size} would wait: {words}", style="dim")
