@@ -10,8 +10,8 @@ from examples.demo.server import Server
 from examples.demo.settings import BUFFER, CONSUMER, DemoSettings
 
 
-def introduction(settings: DemoSettings, *, kills: bool) -> list[str]:
-    """Say what is going to happen."""
+def introduction(settings: DemoSettings, server: Server, *, kills: bool) -> list[str]:
+    """Say what is going to happen, and where to look at it meanwhile."""
     lines = [
         "A small transformer learns to write up to six digits backwards, by reinforcement",
         "alone. Workers push what they sampled to an experience buffer server, which",
@@ -22,7 +22,7 @@ def introduction(settings: DemoSettings, *, kills: bool) -> list[str]:
     ]
     if kills:
         lines.append("On the way the server is killed and, later, both ranks of the trainer.")
-    return [*lines, ""]
+    return [*lines, f"Look into the buffer meanwhile: http://{server.metrics_address}/", ""]
 
 
 def summary(outcome: Outcome) -> list[str]:
@@ -75,10 +75,14 @@ def invitation(server: Server) -> list[str]:
     """Say what can be done with a server that goes on."""
     return [
         "",
-        f"The server goes on until Ctrl-C, on {server.address}. In another terminal:",
+        f"The server goes on until Ctrl-C, on {server.address}. In a browser:",
         "",
-        f"  .venv/bin/experience-buffer health --address {server.address}",
-        f"  curl http://{server.metrics_address}/metrics",
+        f"  http://{server.metrics_address}/",
+        "",
+        "In another terminal:",
+        "",
+        f"  .venv/bin/experience-buffer status --address {server.address}",
+        f"  .venv/bin/experience-buffer steps --address {server.address} -b {BUFFER}",
         "  .venv/bin/python",
         "  >>> from experience_buffer import Client",
         f"  >>> buffer = Client({server.address!r})",

@@ -50,7 +50,7 @@ def play(
     settings = DemoSettings(
         address=server.address, folder=folder, seed=seed, num_updates=num_updates
     )
-    for line in introduction(settings, kills=kills):
+    for line in introduction(settings, server, kills=kills):
         print(line, flush=True)
     try:
         return _play(settings, server, kills=kills, keeps=keeps, draws=draws)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from examples.demo.report import verdict
 from examples.demo.runner import Runner
 from examples.demo.server import Server
 from examples.demo.settings import DemoSettings
+from tests.integration.server import command
 
 _ROOT = Path(__file__).parents[2]
 _DEMO = [sys.executable, "-u", "-m", "examples.demo"]
@@ -112,9 +114,14 @@ def test_a_kept_server_can_be_looked_into_as_it_says(tmp_path: Path) -> None:
                 exec(line, names)
             assert len(names["batch"].experiences) == 8
             names["buffer"].close()
-            metrics = re.findall(r"curl (\S+)", shown)[0]
-            with urllib.request.urlopen(metrics, timeout=10) as answer:
-                assert b"experience_buffer_" in answer.read()
+            told, invited = re.findall(r"http://[\d.:]+/", shown)
+            assert told == invited
+            for path in ("", "metrics"):
+                with urllib.request.urlopen(told + path, timeout=10) as answer:
+                    assert answer.status == 200
+            for line in re.findall(r"^ +\.venv/bin/experience-buffer (.+)$", shown, re.MULTILINE):
+                looked = command(*shlex.split(line))
+                assert looked.returncode == 0, looked.stderr
             demo.send_signal(signal.SIGINT)
             rest = demo.stdout.read()
         finally:

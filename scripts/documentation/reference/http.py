@@ -42,7 +42,10 @@ def _route(path: str, method: str, operation: _Schema) -> Iterator[str]:
     answer = operation["responses"].get("200", {}).get("content", {})
     for kind, content in answer.items():
         schema = _type(content.get("schema", {}))
-        yield f"Answers with {schema if kind == 'application/json' and schema else f'`{kind}`'}.\n"
+        if kind != "application/json":
+            yield f"Answers with `{kind}`.\n"
+        elif schema:
+            yield f"Answers with {schema}.\n"
     rows = [
         f"| `{each['name']}` | {each['in']} | {_type(each['schema'])} | {_default(each['schema'])} | "
         f"{_cell(each.get('description', ''))} |\n"
