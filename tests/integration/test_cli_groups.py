@@ -50,8 +50,8 @@ def test_one_group_has_its_members_side_by_side_with_how_they_were_computed(
     assert shown.status == 0
     assert shown.out.startswith("0/4\nready · 2 of 2 members")
     assert "grpo: (0 - mean 0.50) / (std 0.71 + 1e-06) = -0.71; 2 votes, 0 masked" in shown.out
-    assert "████████│ " in shown.out
-    assert "        │████████" in shown.out
+    assert " █████│     " in shown.out
+    assert "      │█████" in shown.out
     plain = run("groups", "0/4", "-b", name, "--json").value
     assert plain["computation"] == client.get_group("0/4", buffer=name).to_dict()["computation"]
     unknown = run("groups", "0/5", "-b", name, "--json")
@@ -66,7 +66,7 @@ def test_leases_tell_who_holds_what_until_when(run: CommandLine, client: Client,
     batch = client.sample(1, buffer=name)
     shown = run("leases", "-b", name)
     assert shown.status == 0
-    assert f"{batch.lease_id:,} trainer 1 2 " in shown.words
+    assert f"{batch.lease_id} trainer 1 " in shown.words
     assert "127.0.0.1" in shown.out
     one = run("leases", str(batch.lease_id), "-b", name)
     assert one.out.startswith(f"lease {batch.lease_id} of consumer trainer\nheld by ")

@@ -11,13 +11,13 @@ import typer
 from experience_buffer_server.commands.looking import BufferName, Looking, Number, looks
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
     from rich.text import Text
 
     from experience_buffer import GroupInfo, GroupMember
 
 _MOST_MARKS: Final = 24
-_HALF_BAR: Final = 8
+_HALF_BAR: Final = 5
 _STUCK: Final = ("open", "waiting_for_fields", "held", "quarantined")
 
 
@@ -48,7 +48,7 @@ def groups(
         if look.as_json:
             look.json([one])
         else:
-            look.say(*_one(one))
+            look.say(*_one(look.console, one))
         return
     pages = look.client.list_groups(
         buffer=name,
@@ -64,17 +64,18 @@ def groups(
     if not found:
         look.say("no groups" + (" in this state" if state else ""))
         return
-    look.say(listed(found[:number]))
+    look.say(listed(look.console, found[:number]))
     if len(found) > number:
         look.say("... and more: -n shows so many")
 
 
-def listed(found: list[GroupInfo]) -> RenderableType:
+def listed(console: Console, found: list[GroupInfo]) -> RenderableType:
     """A table of groups."""
     from experience_buffer import _show
-    from experience_buffer_server.commands.terminal import table, until
+    from experience_buffer_server.commands.terminal import noted, until
 
-    return table(
+    return noted(
+        console,
         "!group", "state", "members", ">has", "missing", ">age", "deadline", "~why it waits",
         rows=[
             (
@@ -120,7 +121,7 @@ def _missing(group: GroupInfo) -> str:
     return f"{group.num_missing:,}" if group.num_missing else ""
 
 
-def _one(group: GroupInfo) -> Iterator[RenderableType]:
+def _one(console: Console, group: GroupInfo) -> Iterator[RenderableType]:
     from rich.text import Text
 
     from experience_buffer import _show
@@ -162,26 +163,28 @@ def _one(group: GroupInfo) -> Iterator[RenderableType]:
         step = "" if place.step is None else f", step {place.step:,}"
         yield Text(f"{clean(place.consumer)}: {place.state.replace('_', ' ')}{lease}{step}")
     yield ""
-    yield _members(group)
+    yield _members(console, group)
 
 
-def _members(group: GroupInfo) -> RenderableType:
-    from experience_buffer_server.commands.terminal import table, versions
+def _members(console: Console, group: GroupInfo) -> RenderableType:
+    from experience_buffer_server.commands.terminal import Cell, noted, versions
 
+    has_steps = any(each.step for each in group.members)
     largest = max((abs(each.advantage or 0.0) for each in group.members), default=0.0)
-    return table(
-        ">run", ">step", "!uid", "state", ">reward", ">advantage", "from zero", ">tokens", ">version",
-        "~notes",
-        rows=[
-            (
-                *(each.run, each.step, each.uid, each.state.replace("_", " "), each.reward),
-                *(each.advantage, bar(each.advantage, largest), each.response_tokens),
-                versions(each.min_policy_version, each.max_policy_version),
-                ", ".join([*each.flags, *([each.message] if each.message else [])]),
-            )
-            for each in group.members
-        ],
-    )  # fmt: skip
+    rows: list[list[Cell]] = []
+    for each in group.members:
+        row: list[Cell] = [each.run, each.step] if has_steps else [each.run]
+        row += [each.uid, each.state.replace("_", " "), each.reward, each.advantage]
+        row += [bar(each.advantage, largest), each.response_tokens]
+        row.append(versions(each.min_policy_version, each.max_policy_version))
+        row.append(", ".join([*each.flags, *([each.message] if each.message else [])]))
+        rows.append(row)
+    first = (">run", ">step") if has_steps else (">run",)
+    return noted(
+        console,
+        *(*first, "!uid", "state", ">reward", ">advantage", "!", ">tokens", ">version", "~notes"),
+        rows=rows,
+    )
 
 
 def bar(value: float | None, largest: float) -> Text:

@@ -11,7 +11,7 @@ import typer
 from experience_buffer_server.commands.looking import BufferName, Looking, Number, looks
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
     from experience_buffer import LeaseInfo
 
@@ -48,26 +48,26 @@ def leases(
     if not found:
         look.say("nobody holds a lease")
         return
-    look.say(listed(found[:number]))
+    look.say(listed(look.console, found[:number]))
     if len(found) > number:
         look.say("... and more: -n shows so many")
 
 
-def listed(found: list[LeaseInfo]) -> RenderableType:
+def listed(console: Console, found: list[LeaseInfo]) -> RenderableType:
     """A table of leases."""
     from experience_buffer import _show
-    from experience_buffer_server.commands.terminal import table
+    from experience_buffer_server.commands.terminal import noted
 
-    return table(
-        ">lease", "consumer", ">units", ">experiences", ">size", ">held for", ">expires", ">tries",
+    return noted(
+        console,
+        "!lease", "consumer", ">units", ">held for", ">expires", ">tries", ">size",
         "~held by",
         rows=[
             (
-                *(each.id, each.consumer, each.num_units, each.num_experiences),
-                _show.size(each.num_bytes),
+                *(str(each.id), each.consumer, each.num_units),
                 "" if each.age_seconds is None else _show.duration(each.age_seconds),
                 _left(each),
-                *(each.max_deliveries, each.held_by),
+                *(each.max_deliveries, _show.size(each.num_bytes), each.held_by),
             )
             for each in found
         ],

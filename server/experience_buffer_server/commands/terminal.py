@@ -11,7 +11,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -20,6 +21,8 @@ from experience_buffer import _show
 WIDE: Final = 10_000
 """Characters in a line that no table reaches."""
 _MOST_CHARS: Final = 200
+_WIDE_ENOUGH: Final = 140
+"""From this many columns on, words stand beside numbers."""
 _LEAST_WIDTH: Final = 6
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 Cell = str | int | float | bool | Text | None
@@ -76,6 +79,49 @@ def table(*columns: str, rows: Iterable[Sequence[Cell]], styles: Sequence[str] =
     for number, row in enumerate(cells):
         made.add_row(*row, style=styles[number] if number < len(styles) else "")
     return made
+
+
+def noted(
+    console: Console,
+    *columns: str,
+    rows: Sequence[Sequence[Cell]],
+    styles: Sequence[str] = (),
+) -> RenderableType:
+    """A table whose last column is in words: on a narrow terminal they stand below their rows.
+
+    Args:
+        console: Where it will be printed.
+        columns: As of `table`; the last one is of the words.
+        rows: As of `table`.
+        styles: As of `table`.
+    """
+    if console.width >= _WIDE_ENOUGH:
+        return table(*columns, rows=rows, styles=styles)
+    short = [[cell(each) for each in row[:-1]] for row in rows]
+    kinds = [heading[0] if heading[0] in ">!~" else "" for heading in columns[:-1]]
+    headings = [heading[len(kind) :] for heading, kind in zip(columns, kinds, strict=False)]
+    widths = [
+        max([len(heading), *(row[number].cell_len for row in short)])
+        for number, heading in enumerate(headings)
+    ]
+
+    def line(cells: Sequence[Text], style: str) -> Text:
+        made = Text(style=style, no_wrap=True, overflow="ellipsis")
+        for each, width, kind in zip(cells, widths, kinds, strict=True):
+            gap = " " * (width - each.cell_len)
+            made.append(gap if kind == ">" else "")
+            made.append_text(each)
+            made.append(("" if kind == ">" else gap) + "  ")
+        made.rstrip()
+        return made
+
+    lines: list[RenderableType] = [line([Text(each) for each in headings], "bold")]
+    for number, (shown, row) in enumerate(zip(short, rows, strict=True)):
+        style = styles[number] if number < len(styles) else ""
+        lines.append(line(shown, style))
+        if words := cell(row[-1]):
+            lines.append(Padding(words, (0, 0, 0, 4), style=style, expand=False))
+    return Group(*lines)
 
 
 def cell(value: Cell) -> Text:

@@ -69,3 +69,15 @@ def test_a_text_that_has_a_style_is_left_as_it_is() -> None:
     assert terminal.cell(text) is text
     assert terminal.cell(True).plain == "yes"
     assert terminal.cell(0.12345).plain == "0.1235"
+
+
+def test_words_stand_below_their_row_where_there_is_no_room_beside_it() -> None:
+    rows = [("0/1", 3, "because " * 12), ("0/2", 4, None)]
+    for width, num_lines in ((60, 5), (160, 3)):
+        console = Console(file=io.StringIO(), width=width)
+        made = terminal.noted(console, "!group", ">has", "~why", rows=rows, styles=["dim"])
+        lines = shown(made, width).splitlines()
+        assert max(map(len, lines)) <= width
+        assert len(lines) == num_lines
+        assert lines[0].split()[:2] == ["group", "has"]
+        assert lines[-1].split() == ["0/2", "4"]
