@@ -83,10 +83,14 @@ def sentences(found: Iterable[Advice]) -> Iterator[RenderableType]:
         text.append(clean(each.text, most_chars=_MOST_CHARS), style=_STYLES[each.severity])
         yield text
         if each.cure:
-            yield Padding(Text(clean(each.cure, most_chars=_MOST_CHARS)), (0, 0, 0, 4))
+            yield Padding(
+                Text(clean(each.cure, most_chars=_MOST_CHARS)), (0, 0, 0, 4), expand=False
+            )
         if each.command:
             # In one piece, whatever the width: it is there to be copied.
-            yield Padding(Text(f"$ {clean(each.command)}", style="cyan"), (0, 0, 0, 4))
+            yield Padding(
+                Text(f"$ {clean(each.command)}", style="cyan"), (0, 0, 0, 4), expand=False
+            )
 
 
 def tables(stats: Stats) -> Iterator[RenderableType]:
