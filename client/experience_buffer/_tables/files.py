@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -26,7 +28,8 @@ class TableWriter:
     """Writes experiences to a file. Not thread-safe; use it as a context manager.
 
     The file has its name once it is closed; until then, and where the block fails, there is none.
-    Memory stays bounded, however many are written.
+    Memory stays bounded, however many are written. What can't be written, as where the disk is full, is
+    an OSError of a later call, `close` at the latest.
     """
 
     def __init__(
@@ -70,6 +73,9 @@ class TableWriter:
         self._columns = Columns(**self._options)
         self._format = kind.format
         self._file: Any = None
+        # Arrow encodes and compresses without the interpreter: beside it, the next part is filled.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="table-writer")
+        self._writing: Future[None] | None = None
         if kind.format == "jsonl":
             self._file = jsonl.stream_of(
                 str(self._partial), compression=kind.compression, is_to_write=True
@@ -114,13 +120,21 @@ class TableWriter:
         Args:
             batch: A `pyarrow.RecordBatch` of `schema()`.
         """
-        if batch.num_rows == 0:
-            return
+        if batch.num_rows:
+            self._until_written()
+            self._writing = self._thread.submit(self._put, batch)
+            self._num_rows += batch.num_rows
+
+    def _put(self, batch: Any) -> None:
         if self._format == "jsonl":
             self._file.write(jsonl.lines(batch))
         else:
             self._file.write_batch(batch)
-        self._num_rows += batch.num_rows
+
+    def _until_written(self) -> None:
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
 
     def close(self, **about: Any) -> None:
         """Write the rest, and give the file its name. Idempotent.
@@ -131,19 +145,27 @@ class TableWriter:
         """
         if self._file is None:
             return
-        if self._columns.num_rows:
-            self._write_part()
-        if about and self._format == "parquet":
-            self._file.add_key_value_metadata({END_KEY: _said(about)})
-        file, self._file = self._file, None
-        file.close()
-        os.replace(self._partial, self.path)
+        try:
+            if self._columns.num_rows:
+                self._write_part()
+            self._until_written()
+            if about and self._format == "parquet":
+                self._file.add_key_value_metadata({END_KEY: _said(about)})
+            self._file.close()
+            os.replace(self._partial, self.path)
+        except BaseException:
+            self.abort()
+            raise
+        self._file = None
+        self._thread.shutdown()
 
     def abort(self) -> None:
         """Leave no file. Idempotent."""
         if self._file is not None:
             file, self._file = self._file, None
-            file.close()
+            self._thread.shutdown()
+            with suppress(OSError):
+                file.close()
             self._partial.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:

@@ -45,6 +45,7 @@ PANELS: Final[dict[str, dict[str, str]]] = {
         "snapshot": "snapshots:take",
         "snapshots": "snapshots:list_all",
         "restore": "snapshots:restore",
+        "export": "exports:export",
     },
     "Check": {
         "check-config": "check_config:check_config",

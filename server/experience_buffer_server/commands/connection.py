@@ -6,7 +6,7 @@ The client is imported when it is needed, so that all other commands start faste
 from __future__ import annotations
 
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
@@ -94,12 +94,14 @@ class Connection:
     server_name: str = ""
     token_file: Path | None = None
 
-    def client(self, *, timeout: float, patient: bool = True) -> Client:
+    def client(self, *, timeout: float, patient: bool = True, large: bool = False) -> Client:
         """Make a client; the caller closes it.
 
         Args:
             timeout: Seconds for each call.
             patient: Whether a call waits for a server that isn't there yet.
+            large: Whether it takes messages twice as large as servers do by default: the largest
+                payload, and what was computed beside it.
 
         Raises:
             typer.BadParameter: A file can't be read, or options contradict each other.
@@ -109,6 +111,8 @@ class Connection:
         token, tls = self.token(), self.tls()
         try:
             options = ClientOptions(retry=RetryOptions(max_attempts=0 if patient else 1))
+            if large:
+                options = replace(options, max_message_bytes=2 * options.max_message_bytes)
             return Client(self.address, token=token, tls=tls, timeout=timeout, options=options)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from error

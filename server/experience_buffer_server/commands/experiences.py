@@ -173,7 +173,7 @@ def range_of(text: str, option: str) -> tuple[float | None, float | None] | None
         return None
     low, colon, high = text.partition(":")
     try:
-        ends = [float(each) if each else None for each in (low, high if colon else low)]
+        ends = [_number(each) if each else None for each in (low, high if colon else low)]
     except ValueError as error:
         raise typer.BadParameter(
             f"{text!r} is no range: give LOW:HIGH, LOW: or :HIGH", param_hint=option
@@ -182,6 +182,14 @@ def range_of(text: str, option: str) -> tuple[float | None, float | None] | None
     if first is None and second is None:
         raise typer.BadParameter("give at least one end: LOW: or :HIGH", param_hint=option)
     return first, second
+
+
+def _number(text: str) -> float:
+    """A whole number where it is written as one: of versions and tokens nothing else is taken."""
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
 
 
 def listed(found: list[ExperienceSummary]) -> RenderableType:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
+_PATIENT_SECONDS: Final = 60.0
+
 BufferName: TypeAlias = Annotated[
     str,
     typer.Option("--buffer", "-b", help="The buffer; needn't be given where there is only one."),
@@ -59,6 +61,11 @@ class Looking:
             made = self.options.client(timeout=self.timeout, patient=False)
             self._client = self._stack.enter_context(made)
         return self._client
+
+    def patient_client(self) -> Client:
+        """Another one, for what takes long: it goes on where a connection broke."""
+        made = self.options.client(timeout=max(self.timeout, _PATIENT_SECONDS), large=True)
+        return self._stack.enter_context(made)
 
     def buffer(self, name: str) -> str:
         """The name of the buffer that is meant: the only one where none was given.

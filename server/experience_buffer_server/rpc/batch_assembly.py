@@ -27,9 +27,6 @@ from experience_buffer_server.store.interface import (
 )
 
 _FLOAT32_BYTES = 4
-FLAGS = ("singleton", "zero_variance", "zero_mask", "bootstrapped", "masked")
-"""Details of a computation that travel with each delivered experience."""
-
 
 _Payload = TypeVar("_Payload", bytes, memoryview)
 _Read: TypeAlias = tuple[Entry, _Payload, AdvantageRow | None]
@@ -346,7 +343,7 @@ def _group_key(entry: Entry) -> str:
 
 
 def _flags(unit: Unit, row: AdvantageRow | None) -> list[str]:
-    flags = [] if row is None else [flag for flag in FLAGS if row.details.get(flag)]
+    flags = [] if row is None else row.flags
     return [*flags, "stale"] if unit.stale else flags
 
 

@@ -7,7 +7,6 @@ one frame until the reader has taken it. It consumes nothing and keeps nothing f
 from __future__ import annotations
 
 import itertools
-import re
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,6 @@ from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.read_ahead import fetched
 from experience_buffer_server.buffer.state.entries import Entry
 from experience_buffer_server.rpc import inspection, messages
-from experience_buffer_server.rpc.batch_assembly import FLAGS
 from experience_buffer_server.rpc.gateway import Backend
 from experience_buffer_server.runtime.callers import caller_of, current_caller
 from experience_buffer_server.runtime.response_bytes import Hold
@@ -38,7 +36,6 @@ _FRAME_SECONDS: Final = 1.0
 """After which a frame goes out with what there is, so that the reader can go on after it."""
 _MOST_SCANS: Final = 4
 _RETRY_SECONDS: Final = 1.0
-_CURSOR: Final = re.compile(r"([0-9a-f]{1,20})\.([0-9]{1,20})")
 
 
 class Scans:
@@ -79,7 +76,8 @@ async def scan(
         UnavailableError: The server is stopping.
     """
     buffer = backend.buffer(request.buffer)
-    after = _seq_of(buffer, request.cursor)
+    row = buffer.row
+    after = row.seq_of(request.cursor)
     with scans.entered():
         scanning = _Scanning(backend, buffer, request, after)
         hold: Hold | None = None
@@ -94,29 +92,6 @@ async def scan(
                 hold.release()
 
 
-def cursor_of(create_time: float, seq: int) -> str:
-    """What a scan of a buffer goes on by: another buffer of its name has other ones."""
-    return f"{int(create_time * 1e6):x}.{seq}"
-
-
-def _seq_of(buffer: Buffer, cursor: str) -> int:
-    if not cursor:
-        return 0
-    found = _CURSOR.fullmatch(cursor)
-    if found is None:
-        raise errors.InvalidRequestError(
-            f"cursor {cursor[:80]!r} is not one that a scan gave", subject="cursor"
-        )
-    seq = int(found[2])
-    if cursor != cursor_of(buffer.create_time, seq):
-        raise errors.InvalidRequestError(
-            f"cursor {cursor!r} is one of another buffer {buffer.name!r}, which was deleted since: "
-            "leave it out to begin from the beginning",
-            subject="cursor",
-        )
-    return seq
-
-
 class _Scanning:
     """One scan under way."""
 
@@ -125,6 +100,7 @@ class _Scanning:
     ) -> None:
         self._backend = backend
         self._buffer = buffer
+        self._row = buffer.row
         self._filter = request.filter
         self._with_payloads = not request.without_payloads
         self._line = f"scan {current_caller().peer}"
@@ -165,7 +141,7 @@ class _Scanning:
             num_bytes += await self._read(frame)
             if len(frame.experiences) >= _MOST_IN_FRAME:
                 break
-        frame.cursor = cursor_of(self._buffer.create_time, self._after)
+        frame.cursor = self._row.cursor(self._after)
         span = max(self._last - self._first, 1)
         frame.progress = min((self._after - self._first) / span, 1.0)
         return frame
@@ -241,7 +217,7 @@ class _Scanning:
                 is_due = self._with_payloads and not entry.record.tombstone
                 message = frame.experiences.add(
                     times_sampled=buffer.times_sampled(entry),
-                    cursor=cursor_of(buffer.create_time, seq),
+                    cursor=self._row.cursor(seq),
                 )
                 self._summarise(message.summary, entry)
                 reason = _damage(payload, row, is_due=is_due, is_computed=bool(entry.magnitude))
@@ -283,7 +259,7 @@ class _Scanning:
 
     def _add_computed(self, message: service_pb2.ScannedExperience, row: AdvantageRow) -> None:
         message.details = json_text.encoded(row.details, metadata_bytes=0) or ""
-        message.flags.extend(flag for flag in FLAGS if row.details.get(flag))
+        message.flags.extend(row.flags)
         if self._with_payloads:
             message.advantages = row.advantages
             if row.returns != row.advantages:

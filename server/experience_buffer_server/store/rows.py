@@ -5,14 +5,20 @@ Fields are stored in their order here (`row_codec`): a new one comes last, with 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
+from experience_buffer.errors import InvalidRequestError
 from experience_buffer_server.store.errors import DamagedRecordError
 from experience_buffer_server.store.record import Record
 
 _T = TypeVar("_T")
+_CURSOR: Final = re.compile(r"[0-9a-f]{1,20}\.([0-9]{1,20})")
+
+FLAGS: Final = ("singleton", "zero_variance", "zero_mask", "bootstrapped", "masked")
+"""Details of a computation that travel with each delivered experience."""
 
 MAX_KEY_BYTES: Final = 500
 """Longest uid, group key or name that can be stored, in bytes of UTF-8."""
@@ -51,6 +57,32 @@ class BufferRow:
         store: an ack would consume there what somebody else holds.
         """
         return int(self.create_time * LEASES_PER_SECOND)
+
+    def cursor(self, seq: int) -> str:
+        """What a scan goes on by after an experience: another buffer of this name has other ones."""
+        return f"{int(self.create_time * 1e6):x}.{seq}"
+
+    def seq_of(self, cursor: str) -> int:
+        """The experience that a scan goes on after; 0 where it begins.
+
+        Raises:
+            InvalidRequestError: The cursor isn't one of this buffer's.
+        """
+        if not cursor:
+            return 0
+        found = _CURSOR.fullmatch(cursor)
+        if found is None:
+            raise InvalidRequestError(
+                f"cursor {cursor[:80]!r} is not one that a scan gave", subject="cursor"
+            )
+        seq = int(found[1])
+        if cursor != self.cursor(seq):
+            raise InvalidRequestError(
+                f"cursor {cursor!r} is one of another buffer {self.name!r}, which was deleted since: "
+                "leave it out to begin from the beginning",
+                subject="cursor",
+            )
+        return seq
 
     @property
     def is_deleted(self) -> bool:
@@ -152,6 +184,11 @@ class AdvantageRow:
     """float32, little endian, one per response token."""
     details: dict[str, Any]
     """Estimator, parameters, group size, members present, statistics used: plain data."""
+
+    @property
+    def flags(self) -> list[str]:
+        """Details that travel with each delivered experience."""
+        return [flag for flag in FLAGS if self.details.get(flag)]
 
 
 @dataclass(slots=True, kw_only=True)
