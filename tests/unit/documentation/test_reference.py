@@ -161,3 +161,13 @@ def test_every_route_and_value_of_http_is_there() -> None:
     links = set(re.findall(r"\]\(#(\w+)\)", page))
     assert len(links) > 10
     assert links <= anchors
+
+
+def test_addresses_that_pages_name_are_served() -> None:
+    paths = set(running.said().openapi["paths"])
+    text = (ROOT / "docs" / "looking.md").read_text("utf-8")
+    (prefix,) = re.findall(r"below `(/api[^`]+)`", text)
+    rows = [line for line in text.splitlines() if line.startswith("| ") and "`/" in line]
+    named = [path for row in rows for path in re.findall(r"`(/[a-z/]+)(?:\?\w+=)?`", row)]
+    assert len(named) > 10
+    assert {prefix + path for path in named} <= paths
