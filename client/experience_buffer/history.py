@@ -332,7 +332,7 @@ class HistoryEvent(Shown):
 
     Attributes:
         kind: What: "pushed", "completed" (its group became whole), "computed", "annotated", "leased",
-            "returned", "acknowledged", "departed".
+            "returned", "acknowledged", "passed_over", "quarantined", "departed".
         time: When, seconds since the Unix epoch; None where unknown.
         consumer: The consumer that it concerns; empty for none.
         who: Who did it: the holder or caller as it was named; empty where unknown.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from experience_buffer import _show
 from experience_buffer._show import Shown
+from experience_buffer.history import HistoryEvent
 from experience_buffer.looking import ConsumerPlace
 from experience_buffer.looking import ExperienceState as ExperienceState
 from experience_buffer.stats import BufferStats as BufferStats
@@ -162,11 +163,13 @@ class StoredExperience(Shown):
         payload: Its TRXP payload, computed advantages in place; empty for a tombstone.
         computation: How its advantages were computed: estimator, parameters, group size, statistics
             used, by name; None where none were. All numbers are floats.
+        history: What is known of its past, oldest first; who and when as far as the server remembers.
     """
 
     summary: ExperienceSummary
     payload: bytes = field(repr=False)
     computation: dict[str, Any] | None = None
+    history: tuple[HistoryEvent, ...] = ()
 
     @property
     def experience(self) -> Experience | None:

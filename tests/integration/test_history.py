@@ -119,3 +119,22 @@ def test_after_a_restart_steps_are_known_as_far_as_they_are_kept(make_server: Ma
         client.declare_safe(2, buffer="math")
         departures = client.list_departures(buffer="math").departures
         assert [one.acked_by[0].step for one in departures] == [2, 2, 1, 1]
+
+
+def test_an_experience_tells_its_history(client: Client, name: str) -> None:
+    create(client, name, 2)
+    first, second = groups(1, 2)
+    client.push([first], buffer=name)
+    client.push([second], buffer=name)
+    batch = client.sample(1, buffer=name)
+    stored = client.get(first.eid.uid, buffer=name)
+    assert [event.kind for event in stored.history] == ["pushed", "completed", "leased"]
+    pushed, _, leased = stored.history
+    assert pushed.who.startswith("127.0.0.1:")
+    assert leased.who, "the client names itself"
+    assert leased.lease_id == batch.lease_id
+    assert leased.until_time is not None
+    batch.ack(step=2)
+    last = client.get(first.eid.uid, buffer=name).history[-1]
+    assert (last.kind, last.consumer, last.step) == ("acknowledged", "trainer", 2)
+    assert json.loads(json.dumps(stored.to_dict()))["history"][0]["kind"] == "pushed"

@@ -6,12 +6,14 @@ import asyncio
 import itertools
 import re
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from experience_buffer import errors
 from experience_buffer._messages.names import GROUP_ORDER, GROUP_STATE
 from experience_buffer.v1 import looking_pb2, service_pb2
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.read_ahead import fetched
+from experience_buffer_server.buffer.history import history
 from experience_buffer_server.buffer.inspection.group_pages import GroupsWanted
 from experience_buffer_server.buffer.inspection.pages import page_size
 from experience_buffer_server.buffer.state.entries import Entry
@@ -43,10 +45,14 @@ async def get(store: Store, buffer: Buffer, uid: str) -> service_pb2.GetResponse
     async with fetched(store, buffer.id, [entry]):
         # All of it at once: it may be annotated while the disk is read.
         response = service_pb2.GetResponse(summary=messages.summary_message(buffer, entry))
+        details: dict[str, Any] | None = None
         if not entry.record.tombstone:
             response.payload, row = read_payload(store, buffer, entry)
             if row is not None:
-                response.computation.update(row.details)
+                details = row.details
+                response.computation.update(details)
+        past = history(buffer, entry, details)
+        response.history.extend(messages.message_of(looking_pb2.HistoryEvent, one) for one in past)
     return response
 
 

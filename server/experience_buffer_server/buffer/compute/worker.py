@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import threading
+import time
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -244,7 +245,7 @@ def _answer(result: GroupResult | GroupFailure) -> dict[str, Any]:
     if isinstance(result, GroupFailure):
         return {"error": result.error}
     return {
-        "details": result.details,
+        "details": {**result.details, "compute_time": time.time()},
         "items": [
             (
                 item.advantages,

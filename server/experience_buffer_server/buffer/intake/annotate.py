@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ from experience_buffer_server.buffer.intake.annotation import (
 from experience_buffer_server.buffer.intake.push_room import refuse_full
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.entries import COUNTED, Entry
+from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.tuning import TUNING
 from experience_buffer_server.store.interface import (
     MAX_KEY_BYTES,
@@ -46,6 +48,8 @@ class _Change:
     payload: bytes
     scope: list[Entry]
     """What was computed from it: its group, where groups are computed together, else itself."""
+    words: str
+    """What is added."""
 
 
 class Annotating:
@@ -183,7 +187,7 @@ class Annotating:
             max_version=admitted.max_version,
             fields=admitted.fields | OTHER_DIGEST | (COUNTED if entry.counted else 0),
         )
-        return _Change(entry, record, annotated, scope)
+        return _Change(entry, record, annotated, scope, _words_of(annotation))
 
     def _check_room(self, changes: Sequence[_Change]) -> None:
         """Refuse the request as a whole when the buffer has no room for what it adds."""
@@ -200,14 +204,14 @@ class Annotating:
     async def _store_changes(self, changes: Sequence[_Change]) -> None:
         scope = list({id(e): e for change in changes for e in change.scope}.values())
         were_available = [entry for entry in scope if entry.available]
-        magnitudes = [entry.magnitude for entry in scope]
+        computed = [(entry.magnitude, entry.advantage) for entry in scope]
         batch = self._state.changes.batch()
         self._submit(batch, changes, scope)
 
         def failed(error: BaseException) -> None:
-            for entry, magnitude in zip(scope, magnitudes, strict=True):
+            for entry, before in zip(scope, computed, strict=True):
                 entry.changing = False
-                entry.magnitude = magnitude
+                entry.magnitude, entry.advantage = before
             damage.put_notes(self._state, scope)
             self._state.events.make_available(
                 [entry for entry in were_available if not entry.damage]
@@ -218,10 +222,12 @@ class Annotating:
         await self._state.changes.submit(batch, lambda: self._stored(changes, scope), failed)
 
     def _stored(self, changes: Sequence[_Change], scope: Sequence[Entry]) -> None:
+        now = clock.now()
         for change in changes:
             # What was found damaged meanwhile stays set aside.
             record = dataclasses.replace(change.record, note=change.entry.record.note)
             self._state.contents.replace_record(change.entry, record)
+            self._state.telemetry.note_annotated(record.seq, change.words, now)
         for entry in scope:
             entry.changing = False
             self._state.contents.set_missing(entry, self._state.missing_fields(entry))
@@ -240,8 +246,17 @@ class Annotating:
             entry.generation += 1
             entry.changing = True
             entry.available = False
+            entry.advantage = None
             entry.magnitude = 0.0  # Before the disk: a read must not miss what is removed.
             self._state.contents.set_quarantine(entry, "")
             if entry.group is not None:
                 entry.group.available = False
         self._state.withdraw(scope, keep_raw=True)
+
+
+def _words_of(annotation: Annotation) -> str:
+    """What an annotation adds, for whoever looks at it later."""
+    reward = ["reward"] if annotation.reward is not None else []
+    names = itertools.chain(reward, annotation.tensors, annotation.info)
+    words = ", ".join(name[:_SHOWN_CHARS] for name in itertools.islice(names, _SHOWN_CHARS))
+    return words if len(words) <= _SHOWN_CHARS else f"{words[:_SHOWN_CHARS]}..."

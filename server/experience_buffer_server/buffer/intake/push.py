@@ -34,6 +34,7 @@ from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.entries import Candidate, Entry, Group, Refusal
 from experience_buffer_server.buffer.state.group_table import groups_of, put_row
 from experience_buffer_server.runtime import clock
+from experience_buffer_server.runtime.callers import address_of, current_caller
 from experience_buffer_server.runtime.quotas import Charge
 from experience_buffer_server.store.interface import Record, WriteBatch, cut_of
 
@@ -93,6 +94,7 @@ class Ingest:
                 await self._room.wait(place, shortage, patience)
                 arrived = self._read(push, charge)
             entries = self._enter(batch, arrived, push.group_size)
+            self._note_who(entries)
         finally:
             if place is not None:
                 self._room.leave(place)
@@ -147,6 +149,7 @@ class Ingest:
             return set()  # A limiter counts each experience.
         batch = self._state.changes.batch()
         entries = self._enter(batch, Arrived(arrived.outcomes, {}, placed), group_size)
+        self._note_who(entries)
         self._room.stored([entry.record.uid for entry in entries])
         self._state.changes.log(
             self._state.changes.submit(
@@ -213,6 +216,14 @@ class Ingest:
             if (origin := outcomes[first]) is not None and origin.status is PushStatus.REFUSED:
                 outcomes[index] = origin
         return entries
+
+    def _note_who(self, entries: Sequence[Entry]) -> None:
+        """Remember who pushed; if they can't be stored, nobody asks for it."""
+        if entries:
+            caller = current_caller()
+            who = caller.name if caller.name != address_of(caller.peer) else caller.address
+            first, last = entries[0].record.seq, entries[-1].record.seq
+            self._state.telemetry.pushes.pushed(first, last, who)
 
     async def _make_durable(
         self, batch: WriteBatch, entries: list[Entry], outcomes: Sequence[Outcome | None]

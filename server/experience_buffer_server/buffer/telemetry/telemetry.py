@@ -12,12 +12,14 @@ from typing import Final
 from experience_buffer.history import Acknowledgement
 from experience_buffer_server.buffer.telemetry.departure_log import DepartureLog
 from experience_buffer_server.buffer.telemetry.learning import Learning
+from experience_buffer_server.buffer.telemetry.push_log import PushLog
 from experience_buffer_server.buffer.telemetry.seen import Depth, Seen
 from experience_buffer_server.buffer.telemetry.step_log import StepLog
 from experience_buffer_server.buffer.telemetry.trend_log import INTERVAL_SECONDS, TrendLog
 
 _MOST_ACKS: Final = 8
 """Of one experience, the last ones: a consumer may replay it a thousand times."""
+_MOST_ANNOTATED: Final = 10_000
 _NUM_OFFSETS: Final = 50
 
 
@@ -37,6 +39,9 @@ class Telemetry:
         self.trends = TrendLog(now, self.learning, offset)
         self.steps = StepLog()
         self.departures = DepartureLog()
+        self.pushes = PushLog()
+        self.annotated: dict[int, tuple[float, str]] = {}
+        """By seq, when an experience was annotated last, and in words with what; the newest are last."""
         self._acks: dict[int, tuple[Acknowledgement, ...]] = {}
         """By seq, of what is stored, the acknowledgements that hold."""
 
@@ -48,6 +53,13 @@ class Telemetry:
         known = [reward for reward in rewards if reward is not None]
         if len(known) > 1:
             self.trends.completed(is_zero_variance=self.learning.completed(known))
+
+    def note_annotated(self, seq: int, words: str, now: float) -> None:
+        """An experience was annotated."""
+        self.annotated.pop(seq, None)
+        self.annotated[seq] = now, words
+        if len(self.annotated) > _MOST_ANNOTATED:
+            del self.annotated[next(iter(self.annotated))]
 
     # --- delivered and acknowledged
 

@@ -45,7 +45,9 @@ def computed(world: World, buffer: Buffer, *tasks: int) -> dict[str, tuple[float
         if row is not None and int(entry.record.task) in tasks:
             advantages = trxp.decode(payload)[0].advantages
             assert advantages is not None
-            found[entry.record.uid] = (float(advantages[0]), dict(row.details))
+            # When it was computed is another time with every computation.
+            details = {name: each for name, each in row.details.items() if name != "compute_time"}
+            found[entry.record.uid] = (float(advantages[0]), details)
     return found
 
 
