@@ -12,6 +12,7 @@ from experience_buffer_server import __version__
 from experience_buffer_server.web import pages
 from experience_buffer_server.web.answers import json_answer
 from experience_buffer_server.web.api.buffers import add_buffers
+from experience_buffer_server.web.api.events import add_events
 from experience_buffer_server.web.api.experiences import add_experiences
 from experience_buffer_server.web.api.groups import add_groups
 from experience_buffer_server.web.api.past import add_past
@@ -40,6 +41,7 @@ def make_application(served: Served) -> Front:
     add_watching(app)
     for add_routes in (add_server, add_buffers, add_groups, add_past, add_search, add_experiences):
         add_routes(app)
+    add_events(app, served.backend.registry.metrics)
     _add_document(app)
     _add_pages(app, served)
     is_open = served.guard.grants is None and not served.is_secure

@@ -43,6 +43,10 @@ class Speaker(H11Protocol):
         """Allow for an answer that takes so long to send, beside what every answer may take."""
         self._visit.give_time(_NEXT_SECONDS + seconds)
 
+    def stream(self) -> None:
+        """Let the connection last: its answer has no end of its own."""
+        self._visit.stream()
+
     def answering(self, task: asyncio.Task[Any]) -> None:
         """A task answers a request: it ends when the client goes."""
         self._answering = task

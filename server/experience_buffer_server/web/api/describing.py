@@ -41,6 +41,11 @@ def add_file(app: FastAPI, path: str, endpoint: Callable[..., Any], *types: str)
     _add(app, path, endpoint, {key: {"schema": {"type": "string"}} for key in types})
 
 
+def add_stream(app: FastAPI, path: str, endpoint: Callable[..., Any]) -> None:
+    """Add a GET route below the prefix, whose answer is server-sent events."""
+    _add(app, path, endpoint, {"text/event-stream": {"schema": {"type": "string"}}})
+
+
 def _add(app: FastAPI, path: str, endpoint: Callable[..., Any], content: dict[str, Any]) -> None:
     summary, _, rest = (inspect.getdoc(endpoint) or "").partition("\n")
     app.add_api_route(
