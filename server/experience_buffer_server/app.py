@@ -32,6 +32,7 @@ from experience_buffer_server.settings.server import ServerSection, Settings
 from experience_buffer_server.store.engines import open_store, snapshots_of
 from experience_buffer_server.store.interface import Store
 from experience_buffer_server.web.door import listen
+from experience_buffer_server.web.inside.texts import Texts
 from experience_buffer_server.web.served import Served
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ async def serve(settings: Settings) -> int:
 
     Raises:
         ConfigurationError: The addresses can't be served as configured, an estimator of the
-            operator's own can't be loaded, there is no such device as configured, or a stored buffer uses one that isn't declared.
+            operator's own or the tokenizer can't be loaded, there is no such device as configured,
+            or a stored buffer uses an estimator that isn't declared.
         StoreError: The store can't be opened.
     """
     server_settings = settings.server
@@ -101,6 +103,9 @@ async def serve(settings: Settings) -> int:
             )
         )
         listener = _take_port(server_settings, stack)
+        texts = None
+        if listener is not None and server_settings.tokenizer is not None:
+            texts = await asyncio.to_thread(Texts, server_settings.tokenizer)
         service = Service(backend)
         listening = await server.start(
             backend, service, metrics, entrance.guard, entrance.certificates
@@ -115,6 +120,7 @@ async def serve(settings: Settings) -> int:
                 metrics=make_wsgi_app(metrics.registry),
                 address=listening.address,
                 is_secure=entrance.certificates is not None,
+                texts=texts,
             )
             # A third of a second, mostly of importing: meanwhile workers and trainers are served.
             web = await asyncio.to_thread(_make_web, listener, served, entrance.certificates)

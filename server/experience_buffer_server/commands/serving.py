@@ -30,11 +30,20 @@ def serve(
         typer.Option("--memory", help="Store nothing on a disk: nothing survives the server."),
     ] = None,
     metrics_host: Annotated[
-        str | None, typer.Option(help="Address of /metrics.", show_default="127.0.0.1")
+        str | None,
+        typer.Option(help="Address of HTTP: metrics, page, JSON.", show_default="127.0.0.1"),
     ] = None,
     metrics_port: Annotated[
         int | None,
-        typer.Option(help="Port of /metrics; -1: none; 0: a free one.", show_default="9464"),
+        typer.Option(help="Port of HTTP; -1: none; 0: a free one.", show_default="9464"),
+    ] = None,
+    page: Annotated[
+        bool | None,
+        typer.Option("--page/--no-page", help="Serve the page.", show_default="page"),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="A tokenizer.json: texts for token ids.", show_default="none"),
     ] = None,
     insecure: Annotated[
         bool | None, typer.Option("--insecure", help="Allow plain text beyond loopback.")
@@ -73,6 +82,8 @@ def serve(
                 "port": port,
                 "metrics_host": metrics_host,
                 "metrics_port": metrics_port,
+                "page": page,
+                "tokenizer": tokenizer,
                 "insecure": insecure,
                 "update_buffers": update_buffers,
             },

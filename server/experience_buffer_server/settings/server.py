@@ -60,6 +60,10 @@ class ServerSection(Section):
     """Names under which the HTTP server may be asked, beside those that no stranger can have."""
     page: bool = True
     """The page that looks into the buffers, at `/ui/` of the HTTP server."""
+    tokenizer: Path | None = None
+    """A file of the `tokenizers` format: pages and JSON have texts for token ids."""
+    http_push: bool = False
+    """Experiences can be pushed as JSON; else HTTP changes nothing."""
     insecure: bool = False
     """Allow plain text and unknown callers beyond the loopback interface."""
     update_buffers: bool = False
@@ -122,6 +126,12 @@ class ServerSection(Section):
     """auto: text on a terminal, else JSON lines."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """The least severe entries that are written."""
+
+    @field_validator("tokenizer", mode="before")
+    @classmethod
+    def _empty_is_none(cls, value: Any) -> Any:
+        # As an environment variable that is set to nothing.
+        return None if value == "" else value
 
     @property
     def payload_limits(self) -> Limits:

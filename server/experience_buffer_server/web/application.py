@@ -16,6 +16,7 @@ from experience_buffer_server.web.api.events import add_events
 from experience_buffer_server.web.api.experiences import add_experiences
 from experience_buffer_server.web.api.groups import add_groups
 from experience_buffer_server.web.api.past import add_past
+from experience_buffer_server.web.api.pushes import add_pushes
 from experience_buffer_server.web.api.search import add_search
 from experience_buffer_server.web.api.server import add_server
 from experience_buffer_server.web.front import Front, names_of_this_host
@@ -42,6 +43,7 @@ def make_application(served: Served) -> Front:
     for add_routes in (add_server, add_buffers, add_groups, add_past, add_search, add_experiences):
         add_routes(app)
     add_events(app, served.backend.registry.metrics)
+    add_pushes(app, served.backend.limits)
     _add_document(app)
     _add_pages(app, served)
     is_open = served.guard.grants is None and not served.is_secure

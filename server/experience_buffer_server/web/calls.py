@@ -20,6 +20,8 @@ from experience_buffer_server.web.speaker import SPEAKER, Speaker
 
 SERVICE: Final = service_pb2.DESCRIPTOR.services_by_name["ExperienceBuffer"].full_name
 METRICS: Final = "/metrics"
+_SECONDS: Final = 25.0
+"""Less than `speaker` gives a connection for its next answer."""
 T = TypeVar("T")
 
 
@@ -83,8 +85,8 @@ class Call:
         return self._speaker.auth_context()
 
     def time_remaining(self) -> float | None:
-        """None: HTTP has no deadlines."""
-        return None
+        """Seconds until the answer has to be there: a connection is given that long."""
+        return _SECONDS
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
         """Have something called when the answer has left, or never will."""

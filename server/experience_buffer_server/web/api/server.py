@@ -79,7 +79,7 @@ async def get_status(call: Calling, served: Serving) -> Response:
         caller=caller_of(),
         has_page=limits.page,
         has_tokenizer=served.texts is not None,
-        can_push=False,
+        can_push=limits.http_push,
         buffers=tuple(buffer.name for buffer in stats.buffers),
     )
     return json_answer(status.to_dict())
