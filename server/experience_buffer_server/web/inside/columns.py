@@ -233,7 +233,13 @@ def _scale(numbers: Array, mask_N: Array | None) -> Scale:
     numbers = numbers[np.isfinite(numbers)]
     if not len(numbers):
         return Scale(min=None, max=None, mean=None)
-    return Scale(min=float(numbers.min()), max=float(numbers.max()), mean=float(numbers.mean()))
+    lowest, highest, mean = map(_short, (numbers.min(), numbers.max(), numbers.mean()))
+    return Scale(min=lowest, max=highest, mean=mean)
+
+
+def _short(number: float) -> float:
+    """Six digits: nobody reads more of a float32, and they are half of an answer."""
+    return float(f"{number:.6g}")
 
 
 def _cut(numbers: Array, first: int, count: int) -> list[Any]:
@@ -251,6 +257,5 @@ def _plain(numbers: Array) -> list[Any]:
         found: list[Any] = numbers.tolist()
         return found
     if numbers.dtype == np.float64:
-        # Nobody reads more digits of a float32, and they are half of an answer.
-        numbers = np.array([float(f"{value:.6g}") for value in numbers.tolist()])
+        numbers = np.array([_short(value) for value in numbers.tolist()])
     return [None if value != value else value for value in numbers.tolist()]

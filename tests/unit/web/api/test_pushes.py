@@ -53,7 +53,9 @@ async def test_it_is_off_unless_allowed(world: World) -> None:
 async def test_what_is_pushed_is_stored_and_told(web: Asking) -> None:
     sent = one(1, info={"model_version": 3}, messages=[{"role": "user", "content": "日本"}])
     dead = {"eid": {"batch": 1, "task": 7, "run": 2}, "reason": "timeout"}
-    answer = await push(web, {"experiences": [one(0), sent, one(0, reward=0.9)], "tombstones": [dead]})
+    answer = await push(
+        web, {"experiences": [one(0), sent, one(0, reward=0.9)], "tombstones": [dead]}
+    )
     assert answer.status == 200
     outcomes = answer.data["outcomes"]
     assert [each["status"] for each in outcomes] == ["stored", "stored", "refused", "stored"]
