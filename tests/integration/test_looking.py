@@ -132,3 +132,25 @@ def test_statistics_say_how_full_the_disk_is_and_where_the_server_is(
     assert (trainer.num_waiting, trainer.wait_reason) == (0, trainer.wait_reason)
     assert "0 ready of 1 groups; 1 group incomplete" in trainer.waiting_for
     assert f"{name}: trainer would wait: 0 ready" in str(stats)
+
+
+def test_list_finds_by_content_in_either_order(client: Client, name: str) -> None:
+    create(client, name)
+    client.push(group(7, 6), buffer=name)
+    client.publish_policy_version(4, buffer=name)
+    rewards = {one.uid: one.reward for one in client.list(buffer=name)}
+    (low, *_, high) = sorted(reward for reward in rewards.values() if reward is not None)
+    found = list(client.list(buffer=name, reward=(None, low)))
+    assert [one.uid for one in found] == [u for u, r in rewards.items() if r == low]
+    newest = [one.uid for one in client.list(buffer=name, newest_first=True, page_size=1)]
+    assert newest == list(rewards)[::-1]
+    batch = client.sample(2, buffer=name, timeout=0)
+    held = client.list(buffer=name, state="leased", consumer="trainer", text="/7/")
+    assert [one.uid for one in held] == list(batch.uids)
+    batch.ack(9)
+    assert [one.uid for one in client.list(buffer=name, step=9)] == list(batch.uids)
+    assert client.delete(buffer=name, reward=(high, None)).num_deleted == 1
+    assert not list(client.list(buffer=name, truncated=True))
+    for wrong in ({"rewards": (0, 1)}, {"reward": 0.5}, {"reward": ("a", None)}, {"flags": "odd"}):
+        with pytest.raises(InvalidRequestError, match=next(iter(wrong))):
+            list(client.list(buffer=name, **wrong))  # type: ignore[arg-type]

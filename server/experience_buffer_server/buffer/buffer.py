@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 
-from experience_buffer.looking import ConsumerPlace, ExperienceState, GroupInfo, LeaseInfo
+from experience_buffer.looking import ConsumerPlace, ExperienceState
 from experience_buffer_server.buffer.delivery import damage, quarantine, read_ahead
 from experience_buffer_server.buffer.delivery.batch_picking import is_fresh
 from experience_buffer_server.buffer.delivery.leasing import Prepare, ReturnReason
@@ -21,10 +21,6 @@ from experience_buffer_server.buffer.delivery.priorities import (
 from experience_buffer_server.buffer.delivery.rank_batches import RankOf
 from experience_buffer_server.buffer.delivery.rewind import Released, Rewound
 from experience_buffer_server.buffer.flow import Flow
-from experience_buffer_server.buffer.inspection.group_details import group_details
-from experience_buffer_server.buffer.inspection.group_pages import GroupsWanted, group_page
-from experience_buffer_server.buffer.inspection.leases import lease_page
-from experience_buffer_server.buffer.inspection.pages import Page
 from experience_buffer_server.buffer.inspection.places import kept_from, places_of, state_of
 from experience_buffer_server.buffer.intake.annotation import AnnotateOutcome, Annotation
 from experience_buffer_server.buffer.intake.push_reading import (
@@ -342,27 +338,6 @@ class Buffer:
     def stats(self) -> BufferStats:
         """What it holds, and what waits for what."""
         return buffer_stats(self.flow)
-
-    async def group_page(self, wanted: GroupsWanted) -> tuple[list[GroupInfo], str]:
-        """A page of groups, and the next one's token; see `inspection.group_pages`."""
-        return await group_page(self.state, wanted, clock.now(), self.flow.computing.describe())
-
-    async def group(self, key: str) -> GroupInfo:
-        """The newest group with a key, with what was computed; see `inspection.group_details`."""
-        return await group_details(self.state, key, clock.now(), self.flow.computing.describe())
-
-    async def lease_page(
-        self, *, consumer: str, lease_id: int, after: int, size: int
-    ) -> Page[LeaseInfo]:
-        """Open leases; see `inspection.leases`."""
-        return await lease_page(
-            self.state,
-            consumer=consumer,
-            lease_id=lease_id,
-            after=after,
-            size=size,
-            now=clock.now(),
-        )
 
     # --- the buffer itself
 

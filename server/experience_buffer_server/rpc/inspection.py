@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
-import re
-from collections.abc import Iterable, Iterator
+import math
 from typing import Any
 
 from experience_buffer import errors
-from experience_buffer._messages.names import GROUP_ORDER, GROUP_STATE
-from experience_buffer.v1 import looking_pb2, service_pb2
+from experience_buffer._messages.names import GROUP_ORDER, GROUP_STATE, STATE
+from experience_buffer.v1 import looking_pb2, service_pb2, types_pb2
+from experience_buffer_server.buffer import present
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.read_ahead import fetched
 from experience_buffer_server.buffer.history import history
+from experience_buffer_server.buffer.inspection.glance import Glance
 from experience_buffer_server.buffer.inspection.group_pages import GroupsWanted
 from experience_buffer_server.buffer.inspection.pages import page_size
-from experience_buffer_server.buffer.state.entries import Entry
-from experience_buffer_server.buffer.state.group_keys import namesake
+from experience_buffer_server.buffer.inspection.wanted import FLAGS, Wanted
 from experience_buffer_server.rpc import messages
 from experience_buffer_server.rpc.batch_assembly import read_payload
-from experience_buffer_server.runtime.tuning import TUNING
 from experience_buffer_server.store.interface import Store
 
-_DEFAULT_PAGE, _MAX_PAGE = 100, 1000
 _MAX_DELETE_UIDS = 10_000
-_MAX_LOOKS = 20_000
-"""Experiences that are looked at for one page: meanwhile nobody is answered."""
-_PAGE_TOKEN = re.compile(r"[0-9]{1,20}")
 
 
 async def get(store: Store, buffer: Buffer, uid: str) -> service_pb2.GetResponse:
@@ -56,37 +49,24 @@ async def get(store: Store, buffer: Buffer, uid: str) -> service_pb2.GetResponse
     return response
 
 
-def list_page(buffer: Buffer, request: service_pb2.ListRequest) -> service_pb2.ListResponse:
+async def list_page(buffer: Buffer, request: service_pb2.ListRequest) -> service_pb2.ListResponse:
     """A page of summaries.
 
     Raises:
         InvalidRequestError: The page size or token is not valid, or a key isn't written as it is here.
     """
-    size = request.page_size or _DEFAULT_PAGE
-    if size > _MAX_PAGE:
-        raise errors.InvalidRequestError(
-            f"page_size {size} is over the limit of {_MAX_PAGE}", subject="page_size"
-        )
-    if request.page_token and not _PAGE_TOKEN.fullmatch(request.page_token):
-        raise errors.InvalidRequestError(
-            f"page_token {request.page_token!r} is not one that a page ended with",
-            subject="page_token",
-        )
-    after = int(request.page_token or 0)
-    looked = list(itertools.islice(buffer.since(after), _MAX_LOOKS + 1))
-    found = matching(buffer, request.filter, looked[:_MAX_LOOKS])
-    page = list(itertools.islice(found, size + 1))
-    if len(page) > size:
-        token = str(page[size - 1].record.seq)
-    else:
-        # Perhaps there is more beyond what was looked at.
-        token = str(looked[_MAX_LOOKS - 1].record.seq) if len(looked) > _MAX_LOOKS else ""
-    if not (page or token or request.page_token):
-        _check_key(buffer, request.filter, looked)
-    return service_pb2.ListResponse(
-        experiences=[messages.summary_message(buffer, entry) for entry in page[:size]],
-        next_page_token=token,
+    found, token = await present.experience_page(
+        buffer,
+        wanted_of(request.filter),
+        token=request.page_token,
+        size=page_size(request.page_size),
+        newest_first=request.newest_first,
     )
+    response, glance = service_pb2.ListResponse(next_page_token=token), Glance()
+    for entry in found:
+        response.experiences.append(messages.summary_message(buffer, entry))
+        await glance.breathe()
+    return response
 
 
 async def delete(buffer: Buffer, request: service_pb2.DeleteRequest) -> service_pb2.DeleteResponse:
@@ -115,57 +95,60 @@ async def delete(buffer: Buffer, request: service_pb2.DeleteRequest) -> service_
                 entries.append(entry)
     elif request.filter == service_pb2.Filter():
         raise errors.InvalidRequestError(
-            "give uids, or tid, rid, sid or state; to remove everything, use delete_buffer",
+            "give uids, or a filter, such as tid or state; to remove everything, use delete_buffer",
             subject="filter",
         )
     else:
-        entries, after = [], 0
-        while looked := list(itertools.islice(buffer.since(after), TUNING.looks_at_once)):
-            entries += matching(buffer, request.filter, looked)
-            after = looked[-1].record.seq
-            await asyncio.sleep(0)  # Others are answered in between.
-        if not entries:
-            _check_key(buffer, request.filter, itertools.islice(buffer.since(0), _MAX_LOOKS))
+        entries = await present.all_of(buffer, wanted_of(request.filter))
     held, response.num_deleted = await buffer.delete(entries)
     response.leased_uids.extend(entry.record.uid for entry in held)
     return response
 
 
-def _check_key(buffer: Buffer, wanted: service_pb2.Filter, entries: Iterable[Entry]) -> None:
-    """Refuse a key under which nothing was found, where a task in it is only written otherwise.
+def wanted_of(asked: service_pb2.Filter) -> Wanted:
+    """Which experiences a filter asks for.
 
     Raises:
-        InvalidRequestError: One of these entries has it so; the error says how.
+        InvalidRequestError: A state is none, or there are too many flags, or ones that there aren't.
     """
-    if wanted.state:
-        return  # In another one there may be some with the key as it is.
-    records = [entry.record for entry in entries]
-    for name, group_by in {"tid": "task", "rid": "run", "sid": "step"}.items():
-        if not (key := getattr(wanted, name)):
-            continue
-        here = {getattr(record, name) for record in records}
-        if other := namesake(key, group_by, here.__contains__):
-            raise errors.InvalidRequestError(
-                f"buffer {buffer.name!r} holds nothing with {name} {key!r}{other}", subject=name
-            )
+    if asked.state not in types_pb2.ExperienceState.values():
+        raise errors.InvalidRequestError(
+            f"state {asked.state} is none of {types_pb2.ExperienceState.keys()}", subject="state"
+        )
+    # There may be millions.
+    flags = tuple(dict.fromkeys(asked.flags))
+    if not set(flags) <= set(FLAGS):
+        raise errors.InvalidRequestError(f"flags must be of {list(FLAGS)}", subject="flags")
+    names = ("reward", "response_tokens", "policy_version", "staleness", "push_time")
+    return Wanted(
+        tid=asked.tid,
+        rid=asked.rid,
+        sid=asked.sid,
+        state=STATE.name(asked.state) or None,
+        consumer=asked.consumer,
+        step=asked.step if asked.HasField("step") else None,
+        truncated=asked.truncated if asked.HasField("truncated") else None,
+        uid_prefix=asked.uid_prefix,
+        text=asked.text,
+        flags=flags,
+        **{name: bounds for name in names if (bounds := _bounds(asked, name))},
+    )
 
 
-def matching(
-    buffer: Buffer, wanted: service_pb2.Filter, entries: Iterable[Entry]
-) -> Iterator[Entry]:
-    """Those of the entries that a filter lets pass: on disk, and not leaving."""
-    tid, rid, sid = wanted.tid, wanted.rid, wanted.sid
-    for entry in entries:
-        record = entry.record
-        if (
-            entry.durable
-            and not entry.leaving
-            and (not tid or tid == record.tid)
-            and (not rid or rid == record.rid)
-            and (not sid or sid == record.sid)
-            and (not wanted.state or wanted.state == messages.state_number(buffer.state_of(entry)))
-        ):
-            yield entry
+def _bounds(asked: service_pb2.Filter, name: str) -> tuple[float, float] | None:
+    ends = {"min": -math.inf, "max": math.inf}
+    given = [end for end in ends if asked.HasField(_field(f"{end}_{name}"))]
+    for end in given:
+        number = getattr(asked, f"{end}_{name}")
+        if math.isnan(number):
+            raise errors.InvalidRequestError(f"{end}_{name} is NaN", subject=name)
+        ends[end] = number
+    return (ends["min"], ends["max"]) if given else None
+
+
+def _field(name: str) -> Any:
+    """The stubs name each field; here they are put together."""
+    return name
 
 
 def groups_wanted(request: looking_pb2.ListGroupsRequest) -> GroupsWanted:

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 
 from experience_buffer.v1 import looking_pb2, service_pb2, service_pb2_grpc
 from experience_buffer_server import __version__
-from experience_buffer_server.buffer import past
+from experience_buffer_server.buffer import past, present
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.inspection.glance import Glance
 from experience_buffer_server.buffer.inspection.pages import number_of, page_size
@@ -54,7 +54,9 @@ class Looking(service_pb2_grpc.ExperienceBufferServicer):
         self, request: service_pb2.ListRequest, context: Context
     ) -> service_pb2.ListResponse:
         """A page of summaries."""
-        response = inspection.list_page(self._backend.buffer(request.buffer), request)
+        buffer = self._backend.buffer(request.buffer)
+        async with self._backend.looks:
+            response = await inspection.list_page(buffer, request)
         return self._held(response, context)
 
     async def GetStats(
@@ -89,7 +91,7 @@ class Looking(service_pb2_grpc.ExperienceBufferServicer):
         buffer = self._backend.buffer(request.buffer)
         wanted = inspection.groups_wanted(request)
         async with self._backend.looks:
-            found, token = await buffer.group_page(wanted)
+            found, token = await present.group_page(buffer, wanted)
             groups = await _each(looking_pb2.GroupInfo, found)
         response = looking_pb2.ListGroupsResponse(groups=groups, next_page_token=token)
         return self._held(response, context)
@@ -100,7 +102,7 @@ class Looking(service_pb2_grpc.ExperienceBufferServicer):
         """One group, with how its advantages were computed."""
         buffer = self._backend.buffer(request.buffer)
         async with self._backend.looks:
-            found = await buffer.group(request.group)
+            found = await present.group(buffer, request.group)
         response = looking_pb2.GetGroupResponse(
             group=messages.message_of(looking_pb2.GroupInfo, found)
         )
@@ -113,8 +115,8 @@ class Looking(service_pb2_grpc.ExperienceBufferServicer):
         buffer = self._backend.buffer(request.buffer)
         size, after = page_size(request.page_size), number_of(request.page_token, 0)
         async with self._backend.looks:
-            page = await buffer.lease_page(
-                consumer=request.consumer, lease_id=request.lease_id, after=after, size=size
+            page = await present.lease_page(
+                buffer, consumer=request.consumer, lease_id=request.lease_id, after=after, size=size
             )
             leases = await _each(looking_pb2.LeaseInfo, page.found)
         response = looking_pb2.ListLeasesResponse(leases=leases, next_page_token=page.token)

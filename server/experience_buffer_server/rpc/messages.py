@@ -52,7 +52,7 @@ def summary_message(buffer: Buffer, entry: Entry) -> types_pb2.ExperienceSummary
         group="" if entry.group is None else entry.group.row.key,
         staleness=buffer.staleness(entry),
         magnitude=buffer.magnitude(entry),
-        truncated=None,
+        truncated=entry.truncated,
         places=[message_of(types_pb2.ConsumerPlace, one) for one in buffer.places_of(entry)],
     )
 

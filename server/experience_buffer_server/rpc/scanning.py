@@ -15,8 +15,10 @@ from typing import Any, Final
 from experience_buffer import errors
 from experience_buffer._tables import json_text
 from experience_buffer.v1 import service_pb2, types_pb2
+from experience_buffer_server.buffer import present
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.read_ahead import fetched
+from experience_buffer_server.buffer.inspection.wanted import FLAGS
 from experience_buffer_server.buffer.state.entries import Entry
 from experience_buffer_server.rpc import inspection, messages
 from experience_buffer_server.rpc.gateway import Backend
@@ -101,7 +103,7 @@ class _Scanning:
         self._backend = backend
         self._buffer = buffer
         self._row = buffer.row
-        self._filter = request.filter
+        self._wanted = inspection.wanted_of(request.filter)
         self._with_payloads = not request.without_payloads
         self._line = f"scan {current_caller().peer}"
         self._first = self._after = self._looked = after
@@ -167,7 +169,7 @@ class _Scanning:
             self._check()
             looked = list(itertools.islice(self._buffer.since(self._looked), _LOOKS))
             seen = [entry for entry in looked if entry.record.seq <= self._last]
-            self._ready = list(inspection.matching(self._buffer, self._filter, seen))
+            self._ready = list(await present.matching(self._buffer, self._wanted, seen))
             is_end = len(looked) < _LOOKS or len(seen) < len(looked)
             self._looked = self._last if is_end else looked[-1].record.seq
             if not self._ready:

@@ -33,8 +33,6 @@ class Tuning:
     Counts are of experiences, about, unless they say otherwise.
     """
 
-    looks_at_once: int = _count(5000)
-    """Looked at, to delete those that match a filter."""
     deleted_at_once: int = _count(2000)
     """Removed with one commit by Delete; of a group all go at once."""
     dropped_at_once: int = _count(2000)

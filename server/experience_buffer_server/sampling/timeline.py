@@ -49,6 +49,10 @@ class Timeline:
         """Steps of which acknowledgements can be rewound, ascending."""
         return self._steps
 
+    def at(self, step: int) -> Sequence[int]:
+        """What was acknowledged at a step and is retained, each seq as often as it was."""
+        return self._seqs.get(step, ())
+
     def problem_with(self, step: int) -> str:
         """Say why an acknowledgement can't carry this step; empty if it can.
 

@@ -42,13 +42,17 @@ async def test_whoever_writes_a_task_as_it_is_is_told_its_key(world: World) -> N
         wanted = by_key(name, f"a/b/c/7{end}")
         words = f"holds nothing with {name} 'a/b/c/7{end}'; 'a/b/c%2F7{end}' is here"
         with pytest.raises(InvalidRequestError, match=words):
-            inspection.list_page(buffer, service_pb2.ListRequest(filter=wanted))
+            await inspection.list_page(buffer, service_pb2.ListRequest(filter=wanted))
         with pytest.raises(InvalidRequestError, match=words):
             await inspection.delete(buffer, service_pb2.DeleteRequest(filter=wanted))
         here = by_key(name, getattr(member.eid, name))
-        assert inspection.list_page(buffer, service_pb2.ListRequest(filter=here)).experiences
+        assert (
+            await inspection.list_page(buffer, service_pb2.ListRequest(filter=here))
+        ).experiences
         nothing = by_key(name, f"a/b/c/8{end}")
-        assert not inspection.list_page(buffer, service_pb2.ListRequest(filter=nothing)).experiences
+        assert not (
+            await inspection.list_page(buffer, service_pb2.ListRequest(filter=nothing))
+        ).experiences
         assert not (
             await inspection.delete(buffer, service_pb2.DeleteRequest(filter=nothing))
         ).num_deleted

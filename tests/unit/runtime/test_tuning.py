@@ -30,7 +30,7 @@ def test_fitting_twice_is_fitting_once() -> None:
     fitted = Tuning()
     fitted.fit(0.5)
     fitted.fit(0.5)
-    assert fitted.looks_at_once == 2500
+    assert fitted.deleted_at_once == 1000
 
 
 def test_the_best_of_several_measurements_counts() -> None:

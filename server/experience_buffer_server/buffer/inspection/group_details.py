@@ -17,13 +17,12 @@ from experience_buffer_server.buffer.delivery.read_ahead import fetched
 from experience_buffer_server.buffer.inspection.glance import Glance
 from experience_buffer_server.buffer.inspection.groups import group_info
 from experience_buffer_server.buffer.inspection.places import places_of
+from experience_buffer_server.buffer.inspection.wanted import FLAGS
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.entries import Entry
 from experience_buffer_server.buffer.state.group_keys import namesake
 from experience_buffer_server.store.interface import AdvantageRow
 
-FLAGS: Final = ("singleton", "zero_variance", "zero_mask", "bootstrapped", "masked")
-"""What a computation says of an experience."""
 _OF_MEMBER: Final = frozenset(("mean_magnitude", "mean_advantage", "zero_mask", "bootstrapped"))
 """Of what is recorded with a member's advantages, what isn't its group's."""
 _FLOAT32: Final = "<f4"

@@ -41,6 +41,7 @@ from experience_buffer_server.buffer.intake.policy_versions import (
     policy_versions,
 )
 from experience_buffer_server.buffer.state.entries import (
+    CUT_OFF,
     MAX_NOTE,
     ORDINARY,
     Candidate,
@@ -95,7 +96,7 @@ def admit(
     if problem:
         return Refusal(Reason.INVALID, problem, uid)
     length = response_tokens(item)
-    fields = input_fields(item) | (ORDINARY if _is_ordinary(item, length) else 0)
+    fields = input_fields(item) | _looks(item, length)
     unusable = _check_inputs(item, fields, settings)
     if unusable is not None:
         return unusable
@@ -143,12 +144,13 @@ def _trains_all(item: Item, length: int) -> bool:
     return mask is None or is_all_ones(mask.dtype, mask.data)
 
 
-def _is_ordinary(item: Item, length: int) -> bool:
-    """What is true of nearly all: the record then says what a packed batch repeats of metadata."""
-    if item.meta.get("truncate_status") is not None or "chosen" in item.tensors:
-        return False
+def _looks(item: Item, length: int) -> int:
+    """Bits: what is true of nearly all, so that the record says what a packed batch repeats of metadata."""
+    status = item.meta.get("truncate_status")
+    if status is not None or "chosen" in item.tensors:
+        return CUT_OFF if status == BOOTSTRAPPING else 0
     rest = item.tensors["tokens"].shape[0] - item.meta.get("prompt_length", 1)
-    return bool(length == rest)
+    return ORDINARY if length == rest else 0
 
 
 def _check_inputs(item: Item, fields: int, settings: BufferSettings) -> Candidate | Refusal | None:

@@ -5,6 +5,7 @@ Changed by the buffer's rooms only, on its event loop. No rules, no I/O.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 
 from experience_buffer_server.buffer.state.consumers import Consumer
@@ -57,6 +58,14 @@ class Contents:
     def since(self, seq: int) -> Iterator[Entry]:
         """The entries with larger numbers, oldest first."""
         return self._by_seq.since(seq)
+
+    def parts(self, after: int, *, newest_first: bool) -> Iterator[list[Entry]]:
+        """Neighbours, never none, those behind a number, in one order or the other.
+
+        Anything may happen between two of them: what has left isn't among those that follow, nor is
+        what has come since the first.
+        """
+        return self._by_seq.parts(after, newest_first=newest_first)
 
     @property
     def last_seq(self) -> int:
@@ -254,6 +263,25 @@ class Arrivals:
             for entry in neighbours[skip:]:
                 if entry is not None:
                     yield entry
+
+    def parts(self, after: int, *, newest_first: bool) -> Iterator[list[Entry]]:
+        """Those behind a number, in the order of their numbers or the other way, some at a time."""
+        numbers = list(self._lists)
+        first = after >> _BITS
+        if newest_first:
+            numbers = numbers[: bisect_right(numbers, first)][::-1]
+        else:
+            numbers = numbers[bisect_left(numbers, first) :]
+        for number in numbers:
+            found = [entry for entry in self._lists.get(number, ()) if entry is not None]
+            if number == first:
+                found = [
+                    entry
+                    for entry in found
+                    if (entry.record.seq < after if newest_first else entry.record.seq > after)
+                ]
+            if found:
+                yield found[::-1] if newest_first else found
 
     def get(self, seq: int) -> Entry | None:
         """The entry with this number."""

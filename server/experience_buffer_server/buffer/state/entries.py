@@ -74,6 +74,8 @@ MAX_NOTE = 1024
 
 ORDINARY = 1 << 61
 """Bit of `Record.fields`: all tokens after the prompt are the response, and nothing was cut off."""
+CUT_OFF = 1 << 59
+"""Bit of `Record.fields`: its response was cut off. Rows from before there was the bit haven't got it."""
 COUNTED = 1 << 62
 """Bit of `Record.fields`: the running moments have counted its reward before it was annotated."""
 
@@ -184,6 +186,12 @@ class Entry:
     def damage(self) -> str:
         """Why it was set aside: a row of it can't be read back; empty where it wasn't."""
         return "" if self.record.tombstone else self.record.note
+
+    @property
+    def truncated(self) -> bool | None:
+        """Whether its response was cut off; None: unknown."""
+        fields = self.record.fields
+        return True if fields & CUT_OFF else False if fields & ORDINARY else None
 
     @property
     def is_staying(self) -> bool:

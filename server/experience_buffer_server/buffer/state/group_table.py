@@ -132,6 +132,11 @@ class GroupTable:
         """The newest group with this key."""
         return self._newest.get(key)
 
+    def of_key(self, key: str) -> list[Group]:
+        """All groups with this key, oldest first."""
+        newest = self._newest.get(key)
+        return [*self._older.get(key, {}).values(), *([] if newest is None else [newest])]
+
     def was_dropped(self, key: str) -> bool:
         """Whether the last group of this key that was opened is gone, as it was dropped."""
         return key in self._outlived

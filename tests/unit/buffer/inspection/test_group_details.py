@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from experience_buffer import GroupNotFoundError, trxp
+from experience_buffer_server.buffer import present
 from experience_buffer_server.buffer.intake.push_reading import Push
 from tests.unit.buffer_verbs import pushed
 from tests.unit.builders import World, experience, push, settle
@@ -19,7 +20,7 @@ async def test_advantages_are_told_as_computed_with_what_they_come_from(world: W
     buffer = await world.computed(
         Push(payloads=[trxp.encode(members)]), group_size=3, advantage=GRPO
     )
-    info = await buffer.group("2/1")
+    info = await present.group(buffer, "2/1")
     assert info.computation is not None
     assert info.computation["estimator"] == "grpo"
     assert info.computation["parameters.eps"] == 0.5
@@ -36,7 +37,7 @@ async def test_advantages_are_told_as_computed_with_what_they_come_from(world: W
     assert middle.advantage == pytest.approx(0.0, abs=1e-6)
     assert high.magnitude == pytest.approx(abs(high.advantage or 0.0))
     assert [place.state for place in high.places] == ["ready"]
-    assert (await buffer.group("2/1")).waits_for == ""
+    assert (await present.group(buffer, "2/1")).waits_for == ""
 
 
 async def test_a_masked_group_trains_nothing_and_says_why(world: World) -> None:
@@ -45,7 +46,7 @@ async def test_a_masked_group_trains_nothing_and_says_why(world: World) -> None:
         group_size=2,
         advantage={"estimator": "grpo", "zero_variance": "mask"},
     )
-    info = await buffer.group("2/1")
+    info = await present.group(buffer, "2/1")
     assert [m.flags for m in info.members] == [("zero_variance", "masked")] * 2
     assert [(m.advantage, m.num_trained_tokens) for m in info.members] == [(None, 0)] * 2
 
@@ -55,7 +56,7 @@ async def test_one_that_cant_be_computed_tells_why_and_has_its_members(world: Wo
     for entry in buffer.state.contents:
         if not entry.record.tombstone:
             buffer.state.contents.set_quarantine(entry, "no finite number")
-    info = await buffer.group("2/1")
+    info = await present.group(buffer, "2/1")
     assert (info.state, info.waits_for, info.computation) == (
         "quarantined",
         "no finite number",
@@ -71,4 +72,4 @@ async def test_a_group_that_isnt_here_is_told_by_its_name(world: World) -> None:
     buffer = await world.holding(push((1, 0)), group_size=2)
     await settle(buffer)
     with pytest.raises(GroupNotFoundError, match="holds no member of group '2/7'"):
-        await buffer.group("2/7")
+        await present.group(buffer, "2/7")

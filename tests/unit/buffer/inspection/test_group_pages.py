@@ -9,6 +9,7 @@ import pytest
 
 from experience_buffer import InvalidRequestError
 from experience_buffer.looking import GroupOrder
+from experience_buffer_server.buffer import present
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.inspection import glance
 from experience_buffer_server.buffer.inspection.group_pages import GroupsWanted
@@ -23,7 +24,7 @@ async def keys(buffer: Buffer, **asked: Any) -> list[str]:
     found: list[str] = []
     token = ""
     while True:
-        page, token = await buffer.group_page(wanted(token=token, **asked))
+        page, token = await present.group_page(buffer, wanted(token=token, **asked))
         found += [info.group for info in page]
         if not token:
             return found
@@ -99,7 +100,7 @@ async def test_what_comes_and_goes_in_between_neither_doubles_nor_hides(
     found: list[str] = []
     token, dropped = "", set()
     for number in range(100):
-        page, token = await buffer.group_page(wanted(token=token, order=order, size=4))
+        page, token = await present.group_page(buffer, wanted(token=token, order=order, size=4))
         found += [info.group for info in page]
         if not token:
             break
@@ -115,11 +116,11 @@ async def test_what_comes_and_goes_in_between_neither_doubles_nor_hides(
 
 async def test_a_token_of_another_order_is_refused(world: World) -> None:
     buffer = await several(world)
-    _, token = await buffer.group_page(wanted(order="newest"))
+    _, token = await present.group_page(buffer, wanted(order="newest"))
     assert token
     for bad in (token, "s0", "x", "s0-" + "9" * 21, "s2-1", "s0-1\n"):
         with pytest.raises(InvalidRequestError, match="page_token"):
-            await buffer.group_page(wanted(token=bad))
+            await present.group_page(buffer, wanted(token=bad))
 
 
 async def test_others_are_answered_in_between_and_no_call_looks_for_ever(
@@ -141,6 +142,6 @@ async def test_others_are_answered_in_between_and_no_call_looks_for_ever(
     counting.cancel()
     assert turns > 2
     monkeypatch.setattr(glance, "_MOST_SECONDS", 0.0)
-    page, token = await buffer.group_page(wanted(states=frozenset(["ready"]), size=50))
+    page, token = await present.group_page(buffer, wanted(states=frozenset(["ready"]), size=50))
     assert (page, token) == ([], "s0-64"), "it goes on behind what was looked at"
     assert await keys(buffer, states=frozenset(["ready"]), size=50) == []

@@ -8,6 +8,7 @@ import pytest
 
 from experience_buffer import ConsumerNotFoundError, LeaseNotFoundError
 from experience_buffer.looking import LeaseInfo
+from experience_buffer_server.buffer import present
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.rank_batches import RankOf
 from experience_buffer_server.runtime import callers
@@ -23,7 +24,7 @@ PAIRS: dict[str, Any] = {
 
 async def told(buffer: Buffer, **asked: Any) -> list[LeaseInfo]:
     wanted: dict[str, Any] = {"consumer": "", "lease_id": 0, "after": 0, "size": 100}
-    return list((await buffer.lease_page(**(wanted | asked))).found)
+    return list((await present.lease_page(buffer, **(wanted | asked))).found)
 
 
 async def test_a_lease_says_who_holds_what_since_when(world: World) -> None:
@@ -107,13 +108,13 @@ async def test_leases_come_page_by_page_whatever_ends_in_between(world: World) -
     buffer = await world.holding(push(*((task, 0) for task in range(7))), group_by="none")
     leases = [await leased(buffer) for _ in range(7)]
     seen: list[int] = []
-    page = await buffer.lease_page(consumer="", lease_id=0, after=0, size=3)
+    page = await present.lease_page(buffer, consumer="", lease_id=0, after=0, size=3)
     while True:
         seen += [info.id for info in page.found]
         if page.last is None:
             break
         await buffer.ack(page.found[-1].id)
-        page = await buffer.lease_page(consumer="", lease_id=0, after=page.last, size=3)
+        page = await present.lease_page(buffer, consumer="", lease_id=0, after=page.last, size=3)
     assert seen == [lease.id for lease in leases]
 
 

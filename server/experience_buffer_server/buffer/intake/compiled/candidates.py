@@ -28,7 +28,7 @@ from experience_buffer_server.buffer.intake.admission import (
 from experience_buffer_server.buffer.intake.compiled import workspace as ws
 from experience_buffer_server.buffer.intake.compiled.scan import Scanner
 from experience_buffer_server.buffer.intake.policy_versions import is_future, tensor_versions
-from experience_buffer_server.buffer.state.entries import ORDINARY, Candidate, check_uid
+from experience_buffer_server.buffer.state.entries import CUT_OFF, ORDINARY, Candidate, check_uid
 from experience_buffer_server.runtime.memory_arena import Buffer
 from experience_buffer_server.settings.buffer import BufferSettings
 from experience_buffer_server.store.payload import (
@@ -189,7 +189,7 @@ class CompiledReader:
             response_tokens=length,
             min_version=versions[0],
             max_version=versions[1],
-            fields=fields | ORDINARY if is_ordinary else fields,
+            fields=fields | (ORDINARY if is_ordinary else CUT_OFF),
             priority=priority,
             trains_all=_trains_all(payload, fact, length),
         )
