@@ -153,4 +153,4 @@ def test_list_finds_by_content_in_either_order(client: Client, name: str) -> Non
     assert not list(client.list(buffer=name, truncated=True))
     for wrong in ({"rewards": (0, 1)}, {"reward": 0.5}, {"reward": ("a", None)}, {"flags": "odd"}):
         with pytest.raises(InvalidRequestError, match=next(iter(wrong))):
-            list(client.list(buffer=name, **wrong))  # type: ignore[arg-type]
+            list(client.list(buffer=name, **wrong))
