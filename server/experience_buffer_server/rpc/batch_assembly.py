@@ -15,7 +15,6 @@ from experience_buffer.packed import Facts, PackedRow, pack
 from experience_buffer.v1 import service_pb2
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.damage import LEFT
-from experience_buffer_server.buffer.inspection.wanted import FLAGS
 from experience_buffer_server.buffer.state.entries import ORDINARY, Entry
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sampling.units import Unit

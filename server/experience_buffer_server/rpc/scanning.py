@@ -18,7 +18,6 @@ from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.buffer import present
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.read_ahead import fetched
-from experience_buffer_server.buffer.inspection.wanted import FLAGS
 from experience_buffer_server.buffer.state.entries import Entry
 from experience_buffer_server.rpc import inspection, messages
 from experience_buffer_server.rpc.gateway import Backend
