@@ -15,10 +15,11 @@ from experience_buffer_server.buffer.history import history
 from experience_buffer_server.buffer.inspection.glance import Glance
 from experience_buffer_server.buffer.inspection.group_pages import GroupsWanted
 from experience_buffer_server.buffer.inspection.pages import page_size
-from experience_buffer_server.buffer.inspection.wanted import FLAGS, Wanted
+from experience_buffer_server.buffer.inspection.wanted import Wanted
 from experience_buffer_server.rpc import messages
 from experience_buffer_server.rpc.batch_assembly import read_payload
 from experience_buffer_server.store.interface import Store
+from experience_buffer_server.store.rows import FLAGS
 
 _MAX_DELETE_UIDS = 10_000
 

@@ -257,6 +257,8 @@ class _Scanning:
             summary.staleness = staleness
         if (magnitude := buffer.magnitude(entry)) is not None:
             summary.magnitude = magnitude
+        if entry.truncated is not None:
+            summary.truncated = entry.truncated
 
     def _add_computed(self, message: service_pb2.ScannedExperience, row: AdvantageRow) -> None:
         message.details = json_text.encoded(row.details, metadata_bytes=0) or ""

@@ -17,7 +17,6 @@ from experience_buffer_server.buffer.delivery.read_ahead import fetched
 from experience_buffer_server.buffer.inspection.glance import Glance
 from experience_buffer_server.buffer.inspection.groups import group_info
 from experience_buffer_server.buffer.inspection.places import places_of
-from experience_buffer_server.buffer.inspection.wanted import FLAGS
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.entries import Entry
 from experience_buffer_server.buffer.state.group_keys import namesake
@@ -87,7 +86,7 @@ def _computed(
         max_advantage=float(seen.max()) if seen.size else None,
         num_trained_tokens=int(seen.size),
         per_token=bool(seen.size and seen.min() != seen.max()),
-        flags=tuple(flag for flag in FLAGS if row.details.get(flag)),
+        flags=tuple(row.flags),
     )
 
 

@@ -13,9 +13,6 @@ from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.entries import Entry
 from experience_buffer_server.store.interface import AdvantageRow
 
-FLAGS: Final = ("singleton", "zero_variance", "zero_mask", "bootstrapped", "masked")
-"""What a computation says of an experience."""
-
 Bounds: TypeAlias = tuple[float, float]
 """Lowest and highest, both included; infinite where there is none."""
 Test: TypeAlias = Callable[[Entry], bool]
@@ -86,7 +83,7 @@ async def with_flags(
     return [
         entry
         for entry, row in zip(entries, rows, strict=True)
-        if isinstance(row, AdvantageRow) and all(row.details.get(flag) for flag in flags)
+        if isinstance(row, AdvantageRow) and set(flags).issubset(row.flags)
     ]
 
 
