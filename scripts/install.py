@@ -21,7 +21,7 @@ DEVICES = Path("/dev")
 WSL_DRIVER = Path("/usr/lib/wsl/lib/libcuda.so.1")
 MINIMUM_PYTHON = (3, 11)
 PROFILES = {
-    "server": "the server, without torch: half a minute and 400 MB",
+    "server": "the server, without torch: half a minute and 550 MB",
     "gpu": "the server, and torch for the GPU: minutes and gigabytes",
     "demo": "the server, torch, which its model learns with, and matplotlib: a minute or two",
     "dev": "the server, torch, and what the tests need: a few minutes",
