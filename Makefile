@@ -12,7 +12,7 @@ BENCH_ADVANTAGES_MODULE ?= benchmarks.advantages
 RUN := .venv/bin/python -m
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long lint format sync proto demo bench bench-peers bench-setup bench-advantages bench-saturation bench-scale bench-growth chaos soak fuzz docs install-run install-demo install-dev clean
+.PHONY: help run test test-long lint format sync proto demo bench bench-peers bench-setup bench-advantages bench-saturation bench-scale bench-growth bench-looking chaos soak fuzz docs install-run install-demo install-dev clean
 
 help: ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile
@@ -67,6 +67,9 @@ bench-scale: install-dev ## Measure start, memory and batches with a million exp
 
 bench-growth: install-dev ## Measure what more experiences, buffers, connections cost; ARGS=--ten-million for the index.
 	@exec $(RUN) benchmarks.growth $(ARGS)
+
+bench-looking: install-dev ## Measure what looking costs with a million experiences; ARGS="--experiences 100000" for a look.
+	@exec $(RUN) benchmarks.looking $(ARGS)
 
 chaos: install-dev ## Kill servers under load 200 times; fail if anything is lost or comes back.
 	@exec $(RUN) tests.chaos $(ARGS)

@@ -95,7 +95,10 @@ def _put_group(
         reward = generator.randrange(5) / 4
         batch.append(_BUFFER_ID, _record(seq, eid, reward, row, payload, generator), payload)
         advantage = struct.pack("<f", reward - 0.5) * NUM_RESPONSE_TOKENS
-        details = {"estimator": "grpo", "group_size": GROUP_SIZE, "mean": 0.5, "std": 0.25}
+        details = {"estimator": "grpo", "members": GROUP_SIZE, "votes": GROUP_SIZE} | {
+            **{"mean": 0.5, "std": 0.25, "singleton": False, "zero_variance": False},
+            **{"mean_advantage": reward - 0.5, "mean_magnitude": abs(reward - 0.5)},
+        }
         computed = AdvantageRow(seq=seq, advantages=advantage, returns=advantage, details=details)
         batch.put_advantages(_BUFFER_ID, computed, magnitude=abs(reward - 0.5))
 
