@@ -6,7 +6,7 @@ import functools
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from experience_buffer._arguments import is_list, refused
 from experience_buffer._messages import convert, push_bytes, push_split
@@ -66,13 +66,18 @@ class Share:
         return [part for part in parts if part.payloads or part.tombstones]
 
 
+def _is_payload(value: object) -> bool:
+    return isinstance(value, (bytes, bytearray, memoryview))
+
+
 class Push:
     """Says what to call next until every item has its outcome. One at a time may use it.
 
         next_call -> answered, or failed: the same items in smaller calls -> ... -> None: result
 
     Args:
-        experiences: To encode, or one TRXP payload that is sent as it is.
+        experiences: To encode; or TRXP payloads of one experience each, or one of any number, which are
+            sent as they are.
         tombstones: Sent after all experiences.
         options: The limits.
         buffer: Where to push.
@@ -84,7 +89,7 @@ class Push:
 
     def __init__(
         self,
-        experiences: Sequence[Experience] | bytes,
+        experiences: Sequence[Experience] | Sequence[bytes] | bytes,
         tombstones: Sequence[Tombstone],
         options: ClientOptions,
         *,
@@ -107,6 +112,8 @@ class Push:
         self._shares: Iterator[Share | PushOutcome]
         if isinstance(experiences, (bytes, bytearray, memoryview)):
             self._shares = iter([Share(0, [[bytes(experiences)]], None, dead)])
+        elif is_list(experiences) and all(map(_is_payload, experiences[:1])):
+            self._shares = self._gather(experiences, dead)
         elif is_list(experiences):
             self._shares = self._cut(experiences, dead)
         else:
@@ -114,7 +121,7 @@ class Push:
             raise refused("experiences", experiences, wanted)
 
     def _cut(
-        self, experiences: Sequence[Experience], dead: Sequence[types_pb2.Tombstone]
+        self, experiences: Sequence[Any], dead: Sequence[types_pb2.Tombstone]
     ) -> Iterator[Share | PushOutcome]:
         """Encode each share only when it is asked for."""
         for found in push_split.encode_pieces(experiences, self._options, most=lambda: self._most):
@@ -123,10 +130,33 @@ class Push:
             else:
                 start, end, pieces = found
                 yield Share(start, [pieces], end - start)
+        yield from self._dead(len(experiences), dead)
+
+    def _gather(
+        self, payloads: Sequence[Any], dead: Sequence[types_pb2.Tombstone]
+    ) -> Iterator[Share | PushOutcome]:
+        """Put payloads together, as many as go into one request."""
+        room = push_split.max_payload_bytes(self._options)
+        taken: list[Pieces] = []
+        num_bytes, start = 0, 0
+        for place, payload in enumerate(payloads):
+            if not _is_payload(payload):
+                wanted = "TRXP payloads alone, as bytes, where the first one is"
+                raise refused(f"experiences[{place}]", payload, wanted)
+            if taken and (len(taken) >= self._most or num_bytes + len(payload) > room):
+                yield Share(start, taken, len(taken))
+                taken, num_bytes, start = [], 0, place
+            taken.append([bytes(payload)])
+            num_bytes += len(payload)
+        if taken:
+            yield Share(start, taken, len(taken))
+        yield from self._dead(len(payloads), dead)
+
+    def _dead(self, first: int, dead: Sequence[types_pb2.Tombstone]) -> Iterator[Share]:
         start = 0
         while start < len(dead):
             part = dead[start : start + self._most]
-            yield Share(len(experiences) + start, tombstones=part)
+            yield Share(first + start, tombstones=part)
             start += len(part)
 
     def next_call(self) -> Call[PushResult] | None:

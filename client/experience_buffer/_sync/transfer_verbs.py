@@ -32,7 +32,7 @@ class TransferVerbs(DeliveryVerbs):
 
     def push(
         self,
-        experiences: Sequence[Experience] | bytes,
+        experiences: Sequence[Experience] | Sequence[bytes] | bytes,
         *,
         buffer: str = "default",
         tombstones: Sequence[Tombstone] = (),
@@ -48,7 +48,8 @@ class TransferVerbs(DeliveryVerbs):
         sent before is stored: pushing the same again is safe.
 
         Args:
-            experiences: To encode, or one TRXP payload of any number, sent as it is.
+            experiences: To encode; or TRXP payloads of one experience each, or one of any number, which
+                are sent as they are.
             buffer: The buffer's name.
             tombstones: Rollouts that failed; they complete their groups.
             group_size: Expected members of every group named here; 0: the buffer's default.

@@ -46,6 +46,7 @@ PANELS: Final[dict[str, dict[str, str]]] = {
         "snapshots": "snapshots:list_all",
         "restore": "snapshots:restore",
         "export": "exports:export",
+        "import": "imports:import_files",
     },
     "Check": {
         "check-config": "check_config:check_config",

@@ -17,6 +17,7 @@ import typer
 from experience_buffer_server.commands.experiences import Run, State, Task, range_of
 from experience_buffer_server.commands.looking import BufferName, Looking, looks
 from experience_buffer_server.commands.output import reported
+from experience_buffer_server.commands.progress import bar
 
 if TYPE_CHECKING:
     from experience_buffer import Scan
@@ -172,7 +173,7 @@ def _write(look: Looking, source: Source, writer: TableWriter) -> None:
     began, problems, why = time.monotonic(), list[tuple[str, str]](), ""
     num_seen = 0
     try:
-        with _progress(f"export of {source.buffer}") as show, _stoppable(source) as stop:
+        with bar(f"export of {source.buffer}") as show, _stoppable(source) as stop:
             for each in source.scan:
                 if stop.is_set():
                     break
@@ -258,25 +259,3 @@ def _said(summary: dict[str, Any], problems: Sequence[tuple[str, str]]) -> Itera
         yield f"not all of it: {clean(summary['message'])}"
     if summary["cursor"]:
         yield f"to go on from here: --cursor {summary['cursor']}"
-
-
-@contextmanager
-def _progress(title: str) -> Iterator[Any]:
-    """A bar on a terminal, nothing elsewhere."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from experience_buffer_server.commands import terminal
-
-    console = terminal.console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TextColumn("{task.fields[count]:,}"),
-    )
-    with Progress(
-        *columns, TimeRemainingColumn(), console=console, transient=True,
-        disable=not console.is_terminal,
-    ) as progress:  # fmt: skip
-        task = progress.add_task(terminal.clean(title), total=1.0, count=0)
-        yield lambda share, count: progress.update(task, completed=share, count=count)
