@@ -61,8 +61,11 @@ if TYPE_CHECKING:
     from experience_buffer.history import Departure as Departure
     from experience_buffer.history import Departures as Departures
     from experience_buffer.history import Distribution as Distribution
+    from experience_buffer.history import LaterFinding as LaterFinding
     from experience_buffer.history import StepInfo as StepInfo
     from experience_buffer.history import Trends as Trends
+    from experience_buffer.leaving_options import Archive as Archive
+    from experience_buffer.leaving_options import Retention as Retention
     from experience_buffer.looking import ConsumerPlace as ConsumerPlace
     from experience_buffer.looking import GroupInfo as GroupInfo
     from experience_buffer.looking import GroupMember as GroupMember
@@ -73,7 +76,6 @@ if TYPE_CHECKING:
     from experience_buffer.options import AdvantageConfig as AdvantageConfig
     from experience_buffer.options import BufferConfig as BufferConfig
     from experience_buffer.options import ClientOptions as ClientOptions
-    from experience_buffer.options import Retention as Retention
     from experience_buffer.options import RetryOptions as RetryOptions
     from experience_buffer.options import TlsOptions as TlsOptions
     from experience_buffer.options import WriterOptions as WriterOptions
@@ -82,6 +84,7 @@ if TYPE_CHECKING:
     from experience_buffer.outcomes import PushOutcome as PushOutcome
     from experience_buffer.outcomes import PushResult as PushResult
     from experience_buffer.packed import PackedBatch as PackedBatch
+    from experience_buffer.stats import ArchiveStats as ArchiveStats
     from experience_buffer.stats import BufferStats as BufferStats
     from experience_buffer.stats import ConsumerStats as ConsumerStats
     from experience_buffer.stats import DiskStats as DiskStats
@@ -156,7 +159,7 @@ _NAMES: Final = {
         "CustomField",
         "Experience",
     ),
-    "history": ("Departure", "Departures", "Distribution", "StepInfo", "Trends"),
+    "history": ("Departure", "Departures", "Distribution", "LaterFinding", "StepInfo", "Trends"),
     "looking": (
         "ConsumerPlace",
         "GroupInfo",
@@ -166,11 +169,11 @@ _NAMES: Final = {
         "Where",
         "LeasedUnit",
     ),
+    "leaving_options": ("Archive", "Retention"),
     "options": (
         "AdvantageConfig",
         "BufferConfig",
         "ClientOptions",
-        "Retention",
         "RetryOptions",
         "TlsOptions",
         "WriterOptions",
@@ -183,7 +186,7 @@ _NAMES: Final = {
     ),
     "dataset": ("ExperienceDataset",),
     "packed": ("PackedBatch",),
-    "stats": ("BufferStats", "ConsumerStats", "DiskStats", "Stats"),
+    "stats": ("ArchiveStats", "BufferStats", "ConsumerStats", "DiskStats", "Stats"),
     "values": (
         "BufferInfo",
         "DeleteResult",

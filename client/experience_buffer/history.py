@@ -5,7 +5,8 @@ Values only. A server keeps these in memory, and bounded: they begin anew when i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from experience_buffer import _show
 from experience_buffer._show import Shown
@@ -18,6 +19,7 @@ __all__ = [
     "Departures",
     "Distribution",
     "HistoryEvent",
+    "LaterFinding",
     "StepInfo",
     "TrendPoint",
     "Trends",
@@ -350,6 +352,23 @@ class HistoryEvent(Shown):
     lease_id: int = 0
     until_time: float | None = None
     message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class LaterFinding(Shown):
+    """What `annotate` has added to an experience after it had left.
+
+    Attributes:
+        time: When, seconds since the Unix epoch.
+        reward: A reward; None where none was given.
+        info: Entries of `info`. All numbers are floats.
+        tensors: A safetensors file; empty where none were given.
+    """
+
+    time: float
+    reward: float | None = None
+    info: dict[str, Any] = field(default_factory=dict)
+    tensors: bytes = field(default=b"", repr=False)
 
 
 def _number(value: float | None) -> str:

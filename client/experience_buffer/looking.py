@@ -93,6 +93,9 @@ class Where(TypedDict, total=False):
             "bootstrapped", "masked".
         uid_prefix: Those whose uid begins so.
         text: Those whose uid holds this text.
+        departure_reason: With `archived`: those that have left for this reason; see `Departure`.
+        departure_time: With `archived`: those that have left between (earliest, latest), seconds since
+            the Unix epoch.
     """
 
     tid: str
@@ -110,6 +113,8 @@ class Where(TypedDict, total=False):
     flags: str | Sequence[str]
     uid_prefix: str
     text: str
+    departure_reason: str
+    departure_time: Range | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

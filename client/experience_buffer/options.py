@@ -27,6 +27,7 @@ from experience_buffer._arguments import (
 from experience_buffer._show import Shown, plain, sparse
 from experience_buffer.consumer_options import ConsumerConfig, Pacing, Selector, SelectorKind
 from experience_buffer.errors import InvalidRequestError
+from experience_buffer.leaving_options import Archive, Retention
 
 if TYPE_CHECKING:
     from experience_buffer._arguments import Like, Several
@@ -45,7 +46,6 @@ __all__ = [
     "MissingFieldPolicy",
     "MissingVersionPolicy",
     "Parameter",
-    "Retention",
     "RetryOptions",
     "TlsOptions",
     "WriterOptions",
@@ -222,20 +222,6 @@ class AdvantageConfig(Shown):
         return {"estimator": self.estimator, **plain(self.parameters)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Retention(Shown):
-    """What leaves a buffer by itself, in whole units; never what is leased or kept for a rewind.
-
-    Attributes:
-        max_age_seconds: Most seconds since the push of a unit's oldest member; None: any.
-        max_lag: Most policy versions behind the published one, by a unit's lowest version; None:
-            any.
-    """
-
-    max_age_seconds: float | None = None
-    max_lag: int | None = None
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class BufferConfig(Shown):
     """Everything that can be set for a buffer; None takes the server's default.
@@ -285,6 +271,7 @@ class BufferConfig(Shown):
             "refuse" when pushed, and those that were stored before are held for `annotate`;
             "deliver" as if they were fresh.
         pacing: Admission of new tasks; None: all are admitted.
+        archive: What stays readable after it has left; None: nothing does.
     """
 
     name: str
@@ -310,6 +297,7 @@ class BufferConfig(Shown):
     on_future_version: FuturePolicy | None = field(default=None, kw_only=True)
     on_missing_version: MissingVersionPolicy | None = field(default=None, kw_only=True)
     pacing: Like[Pacing | None] = field(default=NONE, kw_only=True)
+    archive: Like[Archive | None] = field(default=NONE, kw_only=True)
 
     def __post_init__(self) -> None:
         keep = partial(object.__setattr__, self)  # It is frozen once it is made.
@@ -323,6 +311,8 @@ class BufferConfig(Shown):
             keep("retention", made(Retention, self.retention, "retention"))
         if self.pacing is not None:
             keep("pacing", made(Pacing, self.pacing, "pacing"))
+        if self.archive is not None:
+            keep("archive", made(Archive, self.archive, "archive"))
 
     def __repr__(self) -> str:
         return sparse(self, _SERVER_DEFAULTS)
@@ -373,7 +363,8 @@ def _advantage(given: object) -> AdvantageConfig:
 class BufferChanges(TypedDict, total=False):
     """What `update_buffer` can change: the fields of `BufferConfig`, each only if given.
 
-    `pacing=None` ends the admission of tasks, `retention=None` keeps what is old.
+    `pacing=None` ends the admission of tasks, `retention=None` keeps what is old,
+    `archive=None` ends the archive: its files stay until the buffer is deleted.
     """
 
     group_by: GroupBy
@@ -398,3 +389,4 @@ class BufferChanges(TypedDict, total=False):
     on_future_version: FuturePolicy
     on_missing_version: MissingVersionPolicy
     pacing: Pacing | Table | None
+    archive: Archive | Table | None

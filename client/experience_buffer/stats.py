@@ -12,7 +12,7 @@ from experience_buffer._show import Shown
 if TYPE_CHECKING:
     from experience_buffer.consumer_options import Unit
 
-__all__ = ["BufferStats", "ConsumerStats", "DiskStats", "Stats"]
+__all__ = ["ArchiveStats", "BufferStats", "ConsumerStats", "DiskStats", "Stats"]
 __dir__ = __all__.copy
 
 
@@ -79,6 +79,41 @@ class ConsumerStats(Shown):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ArchiveStats(Shown):
+    """The archive of one buffer. Sizes are in bytes, times in seconds since the Unix epoch.
+
+    Attributes:
+        num_pending: Experiences that have left and aren't in a file yet: they can be read all the
+            same.
+        pending_bytes: Their payload bytes, which the store still holds.
+        pending_since_time: When the one that waits the longest has left; None when none waits.
+        num_segments: Files, as they were after the last one was written; 0 before the first since
+            the server started.
+        num_rows: Experiences in them.
+        num_bytes: Their size on disk.
+        oldest_time: When the first of what is in them has left; None when nothing is.
+        num_archived: Experiences that were archived since the server started.
+        num_lost: Experiences that have left since then without being archived, though they were to
+            be: too much waited, or the store needed the room.
+        num_refused_lost: Refused pushes since then that weren't kept: there were too many.
+        trouble: Why it can't be written, or which of its files can't be read; empty where nothing is
+            wrong.
+    """
+
+    num_pending: int
+    pending_bytes: int
+    num_segments: int
+    num_rows: int
+    num_bytes: int
+    num_archived: int
+    num_lost: int
+    num_refused_lost: int
+    pending_since_time: float | None = None
+    oldest_time: float | None = None
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class BufferStats(Shown):
     """The state of one buffer.
 
@@ -110,6 +145,8 @@ class BufferStats(Shown):
         full_in_seconds: Until it is full at the rate of the last minutes; None where it isn't
             growing.
         full_by: The limit that it will have reached then: "max_items" or "max_bytes".
+        archive: What has left and stays readable; None where it has no archive, and nothing waits for
+            it.
     """
 
     name: str
@@ -134,6 +171,7 @@ class BufferStats(Shown):
     used_ratio: float | None = None
     full_in_seconds: float | None = None
     full_by: str = ""
+    archive: ArchiveStats | None = None
 
     def __repr__(self) -> str:
         said = f"{_show.counted(self.num_items, 'experience')}, {_show.size(self.num_bytes)}"

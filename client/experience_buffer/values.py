@@ -6,13 +6,14 @@ Values only; batches are in `_sync/batch.py`, what became of pushes and annotati
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from experience_buffer import _show
 from experience_buffer._show import Shown
-from experience_buffer.history import HistoryEvent
+from experience_buffer.history import Departure, HistoryEvent, LaterFinding
 from experience_buffer.looking import ConsumerPlace
 from experience_buffer.looking import ExperienceState as ExperienceState
+from experience_buffer.stats import ArchiveStats as ArchiveStats
 from experience_buffer.stats import BufferStats as BufferStats
 from experience_buffer.stats import ConsumerStats as ConsumerStats
 from experience_buffer.stats import DiskStats as DiskStats
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from experience_buffer.options import BufferConfig
 
 __all__ = [
+    "ArchiveStats",
     "BufferInfo",
     "BufferStats",
     "ConsumerStats",
@@ -98,8 +100,8 @@ class ExperienceSummary(Shown):
             version isn't published yet, or isn't known where a window needs it), "ready" (at least
             one consumer can sample it, and none holds it), "leased" (at least one consumer holds it,
             whatever it is for the others), "retained" (every consumer has consumed it, and it is kept
-            because a training step may be rewound), "consumed" (it is about to leave), "quarantined", or
-            "tombstone". `places` has it for each consumer.
+            because a training step may be rewound), "consumed" (it is about to leave), "archived" (it
+            has left), "quarantined", or "tombstone". `places` has it for each consumer.
         reward: Its scalar reward; None where it has none.
         response_tokens: Tokens of its response.
         payload_bytes: Size of its payload; 0 of a tombstone.
@@ -116,13 +118,15 @@ class ExperienceSummary(Shown):
         magnitude: Mean of |advantage| over its response tokens; None where none were computed.
         truncated: Whether its response was cut off; None where that is unknown.
         places: Where it is for each consumer, in the order of the configuration; empty for a tombstone.
+        departure_reason: Of what is archived, why it has left, as in `Departure`; else empty.
+        departure_time: Of what is archived, when it has left, seconds since the Unix epoch.
     """
 
     uid: str
     tid: str
     rid: str
     sid: str
-    state: ExperienceState
+    state: ExperienceState | Literal["archived"]
     reward: float | None
     response_tokens: int
     payload_bytes: int
@@ -137,6 +141,8 @@ class ExperienceSummary(Shown):
     magnitude: float | None = None
     truncated: bool | None = None
     places: tuple[ConsumerPlace, ...] = ()
+    departure_reason: str = ""
+    departure_time: float | None = None
 
     def __repr__(self) -> str:
         said: list[str] = [self.state]
@@ -164,12 +170,17 @@ class StoredExperience(Shown):
         computation: How its advantages were computed: estimator, parameters, group size, statistics
             used, by name; None where none were. All numbers are floats.
         history: What is known of its past, oldest first; who and when as far as the server remembers.
+        departure: How it has left, where it comes from the archive; None where it is stored.
+        later: What `annotate` has added after it had left, oldest first. Tensors that it was pushed
+            without are in `payload`, too; what was pushed stays as it was.
     """
 
     summary: ExperienceSummary
     payload: bytes = field(repr=False)
     computation: dict[str, Any] | None = None
     history: tuple[HistoryEvent, ...] = ()
+    departure: Departure | None = None
+    later: tuple[LaterFinding, ...] = ()
 
     @property
     def experience(self) -> Experience | None:
@@ -222,7 +233,7 @@ class ScannedExperience(Shown):
             return None
         from experience_buffer import trxp
 
-        return trxp.decode(_delivered(self))[0]
+        return trxp.decode(delivered(self))[0]
 
     @property
     def computation(self) -> dict[str, Any] | None:
@@ -232,7 +243,7 @@ class ScannedExperience(Shown):
         return json.loads(self.details) if self.details else None
 
 
-def _delivered(scanned: ScannedExperience) -> bytes:
+def delivered(scanned: ScannedExperience) -> bytes:
     """The payload as a trainer gets it."""
     from experience_buffer import trxp
 

@@ -15,6 +15,7 @@ from prometheus_client import make_wsgi_app
 from experience_buffer_server import __version__
 from experience_buffer_server.access.entrance import Entrance, check_exposure
 from experience_buffer_server.access.tls import Certificates
+from experience_buffer_server.archive.archivist import Archivist
 from experience_buffer_server.buffer.compute.scheduler import Computer
 from experience_buffer_server.buffer.gauges import Gauges
 from experience_buffer_server.buffer.intake.compiled.loading import Loading
@@ -81,13 +82,18 @@ async def serve(settings: Settings) -> int:
         stack.push_async_callback(computer.close)
         if settings.estimators or settings.compute.names_a_device:
             await computer.check()
-        registry = Registry(settings, store, computer, metrics)
+        archivist = Archivist(
+            None if settings.store.memory else settings.store.path / "archive", store.reader_spec
+        )
+        registry = Registry(settings, store, computer, metrics, archivist)
         reader_loading = Loading(registry.payloads)
         stack.push_async_callback(reader_loading.close)
         with loading():
             if server_settings.compiled_reader:
                 await reader_loading.start()
             await registry.load()
+        archivist.start()
+        stack.push_async_callback(archivist.close)
         snapshots = snapshots_of(settings, metrics)
         if snapshots is not None:
             stack.push_async_callback(snapshots.close)

@@ -15,6 +15,7 @@ from experience_buffer_server.advantages.plan import custom
 from experience_buffer_server.settings.access import AccessSection, TlsSection
 from experience_buffer_server.settings.buffer import (
     AdvantageSettings,
+    ArchiveSettings,
     BufferSettings,
     RetentionSettings,
 )
@@ -49,6 +50,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "`[buffers.NAME.consumers.limiter]`": LimiterSettings,
     "`[buffers.NAME.consumers.staleness]`": StalenessSettings,
     "`[buffers.NAME.retention]`": RetentionSettings,
+    "`[buffers.NAME.archive]`": ArchiveSettings,
     "`[buffers.NAME.pacing]`": PacingSettings,
     "`[buffers.NAME.advantage]`": AdvantageSettings,
     "`[estimators.NAME]`": EstimatorSettings,

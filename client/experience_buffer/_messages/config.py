@@ -20,7 +20,7 @@ from experience_buffer.options import AdvantageConfig, BufferChanges, BufferConf
 from experience_buffer.v1 import config_pb2, service_pb2
 
 _FIELDS: Final = tuple(field.name for field in dataclasses.fields(BufferConfig)[1:])
-OPTIONAL: Final = ("pacing", "retention")
+OPTIONAL: Final = ("archive", "pacing", "retention")
 """Those of which None is a value of its own when a configuration is changed."""
 
 

@@ -39,9 +39,11 @@ from experience_buffer.history import (
     DepartureCount,
     Distribution,
     HistoryEvent,
+    LaterFinding,
     StepInfo,
     TrendPoint,
 )
+from experience_buffer.leaving_options import Archive, Retention
 from experience_buffer.looking import (
     ConsumerPlace,
     GroupInfo,
@@ -50,10 +52,11 @@ from experience_buffer.looking import (
     LeaseInfo,
     LeasePart,
 )
-from experience_buffer.options import AdvantageConfig, BufferConfig, Retention
+from experience_buffer.options import AdvantageConfig, BufferConfig
 from experience_buffer.outcomes import AnnotateOutcome, PushOutcome, PushResult
 from experience_buffer.v1 import config_pb2, looking_pb2, service_pb2, types_pb2
 from experience_buffer.values import (
+    ArchiveStats,
     BufferInfo,
     BufferStats,
     ConsumerStats,
@@ -70,10 +73,10 @@ _Value = TypeVar("_Value", bound="DataclassInstance")
 _KINDS: Final[dict[str, type[Any]]] = {
     kind.__name__: kind
     for kind in (
-        *(BufferConfig, ConsumerConfig, Limiter, Pacing, Retention, Selector, Staleness),
+        *(Archive, BufferConfig, ConsumerConfig, Limiter, Pacing, Retention, Selector, Staleness),
         *(Acknowledgement, ConsumerTrend, Departure, DepartureCount, Distribution),
         *(HistoryEvent, StepInfo, TrendPoint),
-        *(BufferStats, ConsumerStats, DiskStats, ExperienceSummary),
+        *(ArchiveStats, BufferStats, ConsumerStats, DiskStats, ExperienceSummary),
         *(ConsumerPlace, GroupInfo, GroupMember, LeasedUnit, LeaseInfo, LeasePart),
     )
 }
@@ -222,7 +225,16 @@ def stored(message: service_pb2.GetResponse) -> StoredExperience:
     """Translate an experience as the server holds it."""
     has_computation = message.HasField("computation")
     computation = _computation(message.computation) if has_computation else None
-    return value_of(StoredExperience, message, computation=computation)
+    later = tuple(
+        LaterFinding(
+            time=one.time,
+            reward=one.reward if one.HasField("reward") else None,
+            info=struct_to_dict(one.info),
+            tensors=one.tensors,
+        )
+        for one in message.later
+    )
+    return value_of(StoredExperience, message, computation=computation, later=later)
 
 
 def _computation(message: Struct) -> dict[str, Any]:

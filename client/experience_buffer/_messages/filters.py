@@ -12,7 +12,14 @@ from experience_buffer.errors import InvalidRequestError
 from experience_buffer.looking import Where
 from experience_buffer.v1 import service_pb2 as pb
 
-_RANGES: Final = ("reward", "response_tokens", "policy_version", "staleness", "push_time")
+_RANGES: Final = (
+    "reward",
+    "response_tokens",
+    "policy_version",
+    "staleness",
+    "push_time",
+    "departure_time",
+)
 _RANGE: Final = "(lowest, highest), each a number or None"
 _NUM_ENDS: Final = 2
 

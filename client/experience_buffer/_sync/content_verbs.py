@@ -65,7 +65,7 @@ class ContentVerbs(Connection):
         return self._call("DropGroup", parse, buffer=buffer, group=group, reason=reason)
 
     def get(self, uid: str, *, buffer: str = "default") -> StoredExperience:
-        """Read one experience.
+        """Read one experience, stored or archived.
 
         Args:
             uid: Its name, such as `experience.eid.uid`.
@@ -127,6 +127,7 @@ class ContentVerbs(Connection):
         *,
         buffer: str = "default",
         newest_first: bool = False,
+        archived: bool = False,
         page_size: int = 100,
         **where: Unpack[Where],
     ) -> Pages[ExperienceSummary]:
@@ -138,6 +139,7 @@ class ContentVerbs(Connection):
         Args:
             buffer: The buffer's name.
             newest_first: True: the other way round.
+            archived: True: what has left and is archived, the newest first, in place of what is stored.
             page_size: Summaries per call, at most 1,000.
             **where: Which, by the fields of `Where`, such as `state="leased"` or
                 `reward=(None, 0.0)`; all that is given has to hold.
@@ -149,6 +151,7 @@ class ContentVerbs(Connection):
             buffer=buffer,
             filter=filter_of(where),
             newest_first=newest_first,
+            archived=archived,
             page_size=page_size,
         )
 

@@ -33,13 +33,19 @@ class Deletion:
         self._row = row
 
     async def run(
-        self, records: Sequence[Record], group_ids: Sequence[int], stop: asyncio.Event
+        self,
+        records: Sequence[Record],
+        group_ids: Sequence[int],
+        stop: asyncio.Event,
+        *,
+        departed: Sequence[tuple[int, str]] = (),
     ) -> bool:
         """Do it; a small buffer goes in one commit. It can be repeated where it was refused.
 
         Args:
             records: Of all experiences and tombstones.
             group_ids: Of all groups.
+            departed: Number and uid of all that has left and isn't archived.
             stop: Set when the server stops: what is left goes when it starts again.
 
         Returns:
@@ -48,12 +54,14 @@ class Deletion:
         Raises:
             StoreFullError: No room to do so.
         """
-        if max(len(records), len(group_ids)) > TUNING.dropped_at_once:
+        if max(len(records), len(group_ids), len(departed)) > TUNING.dropped_at_once:
             await self._make_certain()
         # Then it is on disk that the buffer was deleted, whatever happens now.
         if self._row.is_deleted:
             parts = chain(
-                _parts(records, self._remove_records), _parts(group_ids, self._remove_groups)
+                _parts(records, self._remove_records),
+                _parts(group_ids, self._remove_groups),
+                _parts(departed, self._remove_departed),
             )
             for remove in parts:
                 if stop.is_set():
@@ -81,6 +89,10 @@ class Deletion:
     def _remove_groups(self, group_ids: Iterable[int], batch: WriteBatch) -> None:
         for group_id in group_ids:
             batch.delete_group(self._row.id, group_id)
+
+    def _remove_departed(self, departed: Iterable[tuple[int, str]], batch: WriteBatch) -> None:
+        for seq, uid in departed:
+            batch.archived(self._row.id, seq, uid)
 
     async def _commit(self, fill: Callable[[WriteBatch], None]) -> None:
         batch = self._store.batch()

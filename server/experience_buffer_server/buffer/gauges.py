@@ -43,6 +43,17 @@ _BUFFER_COUNTERS = (
         "num_unused",
     ),
 )
+_ARCHIVE_GAUGES = (
+    ("archive_pending_experiences", "Left, and not in a file yet.", "num_pending"),
+    (
+        "archive_pending_bytes",
+        "Payload bytes that have left and aren't in a file.",
+        "pending_bytes",
+    ),
+    ("archived_experiences", "Experiences in the archive's files.", "num_rows"),
+    ("archive_bytes", "Size of the archive's files.", "num_bytes"),
+    ("archive_oldest_timestamp_seconds", "When the first of it has left.", "oldest_time"),
+)
 _CONSUMER_GAUGES = (
     ("ready_units", "Units that can be sampled now.", "num_ready_units"),
     ("leased_units", "Units on lease.", "num_leased_units"),
@@ -91,6 +102,12 @@ class Gauges(Collector):
                     if (number := getattr(stats, attribute)) is not None:
                         of_buffers.add_metric([stats.name], number)
                 yield of_buffers
+        for name, text, attribute in _ARCHIVE_GAUGES:
+            of_buffers = GaugeMetricFamily(_PREFIX + name, text, labels=["buffer"])
+            for stats in buffers:
+                if stats.archive is not None:
+                    of_buffers.add_metric([stats.name], getattr(stats.archive, attribute) or 0.0)
+            yield of_buffers
         for name, text, attribute in _CONSUMER_GAUGES:
             family = GaugeMetricFamily(_PREFIX + name, text, labels=["buffer", "consumer"])
             for stats in buffers:

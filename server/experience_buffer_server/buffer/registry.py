@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from experience_buffer import errors
+from experience_buffer_server.archive.archivist import Archivist
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.compute.scheduler import Computer
 from experience_buffer_server.buffer.deletion import Deletion
@@ -27,9 +28,9 @@ from experience_buffer_server.runtime import clock, memory
 from experience_buffer_server.runtime.callers import current_caller
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.runtime.tasks import Tasks
-from experience_buffer_server.settings.buffer import BufferSettings
+from experience_buffer_server.settings.buffer import NO_ARCHIVE, BufferSettings
 from experience_buffer_server.settings.server import ConfigurationError, Settings, explain
-from experience_buffer_server.store.interface import BufferRow, Store, StoredBuffer
+from experience_buffer_server.store.interface import BufferRow, DepartedRow, Store, StoredBuffer
 
 _log = logging.getLogger(__name__)
 
@@ -50,11 +51,18 @@ class Registry:
     """The buffers. Not thread-safe; belongs to the server's event loop."""
 
     def __init__(
-        self, settings: Settings, store: Store, computer: Computer, metrics: Metrics
+        self,
+        settings: Settings,
+        store: Store,
+        computer: Computer,
+        metrics: Metrics,
+        archivist: Archivist | None = None,
     ) -> None:
         self._settings = settings
         self._store = store
         self._computer = computer
+        self.archivist = archivist or Archivist(None, None)
+        """Keeps readable what has left."""
         self.metrics = metrics
         """Where its buffers count what happens."""
         self._tasks = Tasks()
@@ -99,9 +107,7 @@ class Registry:
         self._last_id = max(self._last_id, self._store.last_buffer_id)
         await asyncio.gather(*(self._store.claim(buffer.id) for buffer in self._buffers.values()))
         for state in deleted:
-            group_ids = [group.id for group in state.groups]
-            on_disk = Deletion(self._store, state.row)
-            self._tasks.spawn(on_disk.run(state.records, group_ids, self._stopping))
+            self._tasks.spawn(self._delete_rest(state))
         overrides = self._overrides()
         for name, settings in self._settings.buffers.items():
             if name not in self._buffers:
@@ -168,6 +174,7 @@ class Registry:
             StoreFullError: It can't be stored; there is no such buffer.
         """
         check_name(name)
+        self._check_archive(settings)
         await self._settle(name)
         existing = self._buffers.get(name)
         if existing is not None:
@@ -206,10 +213,14 @@ class Registry:
             batch.put_buffer(row)
             await self._store.commit(batch)
             await self._store.claim(row.id)
-            self._buffers[name] = buffer
+            self._serve(buffer)
         finally:
             del self._coming[name]
         return buffer
+
+    def _check_archive(self, settings: BufferSettings) -> None:
+        if settings.archive is not None and self._store.reader_spec is None:
+            raise errors.InvalidRequestError(f"archive: {NO_ARCHIVE}", subject="config.archive")
 
     async def update(self, name: str, changes: Mapping[str, object]) -> Buffer:
         """Change fields of a buffer's settings; they hold from now on.
@@ -226,7 +237,9 @@ class Registry:
         async with self._update_turn:
             buffer = self.get(name)
             # No push comes between the check and the change.
-            await buffer.change_settings(changed_settings(buffer, changes))
+            settings = changed_settings(buffer, changes)
+            self._check_archive(settings)
+            await buffer.change_settings(settings)
             return buffer
 
     async def delete(self, name: str, *, force: bool) -> int:
@@ -271,12 +284,14 @@ class Registry:
         await buffer.drain()
         records = [entry.record for entry in buffer.state.contents]
         group_ids = [group.row.id for group in buffer.state.contents.groups]
-        if not await leaving.on_disk.run(records, group_ids, self._stopping):
+        departed = buffer.state.outbox.drop_all()
+        if not await leaving.on_disk.run(records, group_ids, self._stopping, departed=departed):
             raise errors.UnavailableError(
                 f"buffer {buffer.name!r} is deleted, but the server stops before all of it is off "
                 "the disk; the rest goes when it starts again",
                 subject=buffer.name,
             )
+        await self.archivist.forget(buffer.id)
         del self._leaving[buffer.name]
         buffer.forget()
         self.metrics.forget_buffer(buffer.name)
@@ -284,6 +299,17 @@ class Registry:
         num_entries = sum(len(one.state.contents) for one in self._buffers.values())
         if memory.sweep(num_leftovers=self._num_deleted, num_entries=num_entries):
             self._num_deleted = 0
+
+    async def _delete_rest(self, state: StoredBuffer) -> None:
+        """Go on with a deletion that an earlier life of the server has begun."""
+        departed = [
+            (seq, row.record.uid if isinstance(row, DepartedRow) else "")
+            for seq, row in self._store.departed_rows(state.row.id)
+        ]
+        group_ids = [group.id for group in state.groups]
+        on_disk = Deletion(self._store, state.row)
+        await on_disk.run(state.records, group_ids, self._stopping, departed=departed)
+        await self.archivist.forget(state.row.id)
 
     async def _settle(self, name: str) -> None:
         """Wait until no buffer of this name is being created or deleted.
@@ -324,7 +350,8 @@ class Registry:
 
     def _open(self, row: BufferRow) -> Buffer:
         self._last_id = max(self._last_id, row.id)
-        buffer = self._buffers[row.name] = self._made(row)
+        buffer = self._made(row)
+        self._serve(buffer)
         return buffer
 
     def _made(self, row: BufferRow) -> Buffer:
@@ -337,3 +364,9 @@ class Registry:
             limits=self._settings.server,
         )
         return Buffer(flow)
+
+    def _serve(self, buffer: Buffer) -> None:
+        """Let a buffer be found, and what leaves it be archived."""
+        self._buffers[buffer.name] = buffer
+        state = buffer.state
+        self.archivist.follow(state.name, state.outbox, lambda: state.settings.archive)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 from collections.abc import Iterable, Sequence
 
 from experience_buffer_server.buffer.buffer import Buffer
@@ -25,8 +26,16 @@ from experience_buffer_server.buffer.state.entries import COUNTED, Entry, key_of
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.sampling.leases import Lease, LeaseState
 from experience_buffer_server.sampling.units import Unit
-from experience_buffer_server.store.interface import LeaseRow, ProgressRow, Store, StoredBuffer
+from experience_buffer_server.store.interface import (
+    DepartedRow,
+    LeaseRow,
+    ProgressRow,
+    Store,
+    StoredBuffer,
+)
 from experience_buffer_server.store.rows import share_with_group
+
+_log = logging.getLogger(__name__)
 
 
 def restore(buffer: Buffer, state: StoredBuffer, store: Store) -> None:
@@ -37,6 +46,7 @@ def restore(buffer: Buffer, state: StoredBuffer, store: Store) -> None:
     flow = buffer.flow
     contents = flow.state.contents
     _go_on_in_time(state)
+    _restore_departed(flow, store)
     rebuild_groups(flow, state)
     name_groups(flow, state)
     groups = {
@@ -95,6 +105,25 @@ def _restore_steps(flow: Flow, rows: Iterable[ProgressRow]) -> None:
     for (name, step), entries in sorted(found.items()):
         if name in flow.state.consumers:
             flow.state.telemetry.restore(name, step, entries)
+
+
+def _restore_departed(flow: Flow, store: Store) -> None:
+    """What has left and isn't archived yet; a row that can't be read back goes."""
+    damaged: list[int] = []
+    sound: list[DepartedRow] = []
+    for seq, row in store.departed_rows(flow.state.id):
+        if isinstance(row, DepartedRow):
+            sound.append(row)
+        else:
+            damaged.append(seq)
+            _log.error("buffer %r: not archived, since it is damaged: %s", flow.state.name, row)
+    flow.state.outbox.restore(sound, clock.now())
+    if damaged:
+        batch = flow.state.changes.batch()
+        for seq in damaged:
+            batch.archived(flow.state.id, seq, "")
+        flow.state.changes.spawn(batch)
+        flow.state.outbox.lost(len(damaged))
 
 
 def _go_on_in_time(state: StoredBuffer) -> None:

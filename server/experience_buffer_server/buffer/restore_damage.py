@@ -20,7 +20,14 @@ from experience_buffer.eid import EID
 from experience_buffer_server.buffer.flow import Flow
 from experience_buffer_server.buffer.state.entries import Group
 from experience_buffer_server.buffer.state.group_keys import group_key
-from experience_buffer_server.store.interface import GroupRow, Record, Store, StoredBuffer
+from experience_buffer_server.store.interface import (
+    DepartedRow,
+    GroupRow,
+    Record,
+    Store,
+    StoredBuffer,
+    departed_name,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +80,11 @@ def miss_members(flow: Flow, state: StoredBuffer, store: Store) -> None:
     if not state.damaged.any_records or flow.state.settings.group_by == "none":
         return
     known = {record.uid for record in state.records}
+    # What has left and isn't archived yet still has its payload.
+    for seq, row in store.departed_rows(flow.state.id):
+        known |= {departed_name(seq)} | (
+            {row.record.uid} if isinstance(row, DepartedRow) else set()
+        )
     lost = [uid for uid in store.payload_uids(flow.state.id) if uid not in known]
     keys = [_group_keys(uid, flow.state.settings.group_by) for uid in lost]
     missing = {key: uid for uid, possible in zip(lost, keys, strict=True) for key in possible}

@@ -62,6 +62,7 @@ def buffer_stats(flow: Flow) -> BufferStats:
         keep_ratio=usage.keep_ratio,
         num_waiting_pushes=flow.push_room.num_waiting,
         pushes_wait_for=flow.push_room.describe_line() or flow.push_room.describe_full(),
+        archive=_archive_stats(flow),
         max_items=flow.state.settings.max_items,
         max_bytes=flow.state.settings.max_bytes,
         used_ratio=max((used / most for used, most, _ in limits.values()), default=None),
@@ -93,6 +94,25 @@ def _forecast(limits: Mapping[str, tuple[int, int, float | None]]) -> dict[str, 
     }
     first = min(times, key=lambda name: times[name], default="")
     return {"full_in_seconds": times.get(first), "full_by": first}
+
+
+def _archive_stats(flow: Flow) -> values.ArchiveStats | None:
+    box, settings = flow.state.outbox, flow.state.settings.archive
+    if settings is None and not box and not box.files.num_segments:
+        return None
+    return values.ArchiveStats(
+        num_pending=len(box),
+        pending_bytes=box.num_bytes,
+        pending_since_time=box.oldest_time or None,
+        num_segments=box.files.num_segments,
+        num_rows=box.files.num_rows,
+        num_bytes=box.files.num_bytes,
+        oldest_time=box.files.oldest_time or None,
+        num_archived=box.counts.num_archived,
+        num_lost=box.counts.num_lost,
+        num_refused_lost=box.counts.num_refused_lost,
+        trouble=box.files.trouble,
+    )
 
 
 def _num_overdue(flow: Flow) -> int:

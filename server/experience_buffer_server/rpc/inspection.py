@@ -110,12 +110,21 @@ def wanted_of(asked: service_pb2.Filter) -> Wanted:
     """Which experiences a filter asks for.
 
     Raises:
-        InvalidRequestError: A state is none, or there are too many flags, or ones that there aren't.
+        InvalidRequestError: A state is none, or there are too many flags, or ones that there aren't, or
+            it asks how something has left.
     """
     if asked.state not in types_pb2.ExperienceState.values():
         raise errors.InvalidRequestError(
             f"state {asked.state} is none of {types_pb2.ExperienceState.keys()}", subject="state"
         )
+    for name in ("departure_reason", "min_departure_time", "max_departure_time"):
+        is_given = (
+            asked.departure_reason if name == "departure_reason" else asked.HasField(_field(name))
+        )
+        if is_given:
+            raise errors.InvalidRequestError(
+                f"{name} is of what has left; ask for what is archived with it", subject=name
+            )
     # There may be millions.
     flags = tuple(dict.fromkeys(asked.flags))
     if not set(flags) <= set(FLAGS):

@@ -16,7 +16,7 @@ from experience_buffer_server.buffer import past, present
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.inspection.glance import Glance
 from experience_buffer_server.buffer.inspection.pages import number_of, page_size
-from experience_buffer_server.rpc import inspection, messages
+from experience_buffer_server.rpc import archived, inspection, messages
 from experience_buffer_server.rpc.gateway import Backend
 from experience_buffer_server.rpc.scanning import Scans, scan
 from experience_buffer_server.runtime.callers import caller_of, current_caller
@@ -48,6 +48,11 @@ class Looking(service_pb2_grpc.ExperienceBufferServicer):
         num_bytes = 0 if entry is None else entry.record.payload_bytes
         hold = self._backend.responses.take(caller_of(), num_bytes + _SMALL_RESPONSE_BYTES)
         until_sent(context, hold)
+        if buffer.stored(request.uid) is None:
+            archivist = self._backend.registry.archivist
+            found = await archived.get(archivist, buffer, request.uid)
+            if found is not None:
+                return found
         return await inspection.get(self._backend.store, buffer, request.uid)
 
     async def List(
@@ -55,8 +60,12 @@ class Looking(service_pb2_grpc.ExperienceBufferServicer):
     ) -> service_pb2.ListResponse:
         """A page of summaries."""
         buffer = self._backend.buffer(request.buffer)
-        async with self._backend.looks:
-            response = await inspection.list_page(buffer, request)
+        if request.archived:
+            size, archivist = page_size(request.page_size), self._backend.registry.archivist
+            response = await archived.list_page(archivist, buffer, request, size)
+        else:
+            async with self._backend.looks:
+                response = await inspection.list_page(buffer, request)
         return self._held(response, context)
 
     async def GetStats(

@@ -53,6 +53,8 @@ def summary_message(buffer: Buffer, entry: Entry) -> types_pb2.ExperienceSummary
         staleness=buffer.staleness(entry),
         magnitude=buffer.magnitude(entry),
         truncated=entry.truncated,
+        departure_reason="",
+        departure_time=None,
         places=[message_of(types_pb2.ConsumerPlace, one) for one in buffer.places_of(entry)],
     )
 
@@ -82,7 +84,8 @@ def stats_message(stats: BufferStats) -> service_pb2.BufferStats:
         filled(service_pb2.ConsumerStats, consumer, unit=UNIT.by_name[consumer.unit])
         for consumer in stats.consumers
     ]
-    return filled(service_pb2.BufferStats, stats, consumers=consumers)
+    archive = stats.archive and message_of(service_pb2.ArchiveStats, stats.archive)
+    return filled(service_pb2.BufferStats, stats, consumers=consumers, archive=archive)
 
 
 def filled(kind: type[_Message], source: object, **given: Any) -> _Message:

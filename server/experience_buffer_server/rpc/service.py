@@ -11,7 +11,7 @@ import grpc
 from experience_buffer import errors
 from experience_buffer.v1 import service_pb2
 from experience_buffer_server.buffer.state.entries import MAX_NOTE
-from experience_buffer_server.rpc import config_messages, inspection, messages
+from experience_buffer_server.rpc import archived, config_messages, inspection, messages
 from experience_buffer_server.rpc.abandoned_samples import SampleCall, SampleCalls
 from experience_buffer_server.rpc.gateway import Backend
 from experience_buffer_server.rpc.looking import Looking, until_sent
@@ -166,6 +166,8 @@ class Service(Looking):
             outcomes = await buffer.annotate(
                 list(map(messages.annotation_from, request.annotations))
             )
+            archivist = self._backend.registry.archivist
+            await archived.annotate(archivist, buffer, request.annotations, outcomes, clock.now())
         return service_pb2.AnnotateResponse(
             outcomes=map(messages.annotate_outcome_message, outcomes)
         )
@@ -174,7 +176,10 @@ class Service(Looking):
         self, request: service_pb2.DeleteRequest, context: Context
     ) -> service_pb2.DeleteResponse:
         """Remove experiences."""
-        return await inspection.delete(self._backend.buffer(request.buffer), request)
+        buffer = self._backend.buffer(request.buffer)
+        response = await inspection.delete(buffer, request)
+        await archived.delete(self._backend.registry.archivist, buffer, response)
+        return response
 
     async def CreateBuffer(
         self, request: service_pb2.CreateBufferRequest, context: Context

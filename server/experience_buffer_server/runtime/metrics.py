@@ -114,6 +114,10 @@ class Metrics:
         self.dropped = counter(
             "dropped_experiences", "Experiences removed without being consumed.", buffer, "reason"
         )
+        self.archive_lost = counter(
+            "archive_lost_experiences",
+            "Experiences that were to be archived and have left without.", buffer,
+        )  # fmt: skip
         self.shortfall = counter(
             "sample_shortfalls", "Sample calls answered with less than asked.", buffer, consumer
         )

@@ -26,6 +26,10 @@ MAX_GROUP_SIZE = 1_000_000
 MIN_PAYLOAD_BYTES = 200
 """No payload of an experience is smaller: its metadata alone takes about as much."""
 MAX_CONSUMERS = 64
+NO_ARCHIVE = (
+    "an archive is files beside a store on a disk, and this one is in memory; serve without --memory, "
+    "or leave the archive out"
+)
 
 
 class AdvantageSettings(BaseModel):
@@ -80,6 +84,33 @@ class RetentionSettings(Section):
     """Policy versions behind the published one, by a unit's lowest version."""
 
 
+class ArchiveSettings(Section):
+    """What stays readable after it has left, and for how long."""
+
+    consumed: bool = True
+    """What every consumer has done with."""
+    dropped: bool = True
+    """What was dropped, evicted, too old or too stale."""
+    deleted: bool = False
+    """What was deleted by Delete."""
+    refused: bool = True
+    """What was refused when it was pushed, as much of it as there is room for."""
+    max_age_seconds: float = Field(7 * 86400.0, ge=0)
+    """Since it left; 0: any."""
+    max_bytes: int = Field(10 * GIBI, ge=MEBI, lt=2**63)
+    """Of the files on disk; the oldest go first."""
+    max_pending_bytes: int = Field(GIBI, ge=MEBI, lt=2**63)
+    """Payload bytes that have left and aren't in a file yet; the oldest go without."""
+    segment_seconds: float = Field(10.0, ge=0.1, le=3600)
+    """What has left is in a file after so many seconds, at the latest."""
+
+    def keeps(self, reason: str) -> bool:
+        """Whether what leaves for this reason is archived."""
+        if reason in ("consumed", "deleted", "refused"):
+            return bool(getattr(self, reason))
+        return self.dropped
+
+
 class BufferSettings(Section):
     """How one buffer groups, computes, delivers, and what bounds it."""
 
@@ -127,6 +158,8 @@ class BufferSettings(Section):
     versions: it is refused, and held if it was stored before; or it counts as fresh."""
     pacing: PacingSettings | None = None
     """Admission of new tasks; None: all are admitted."""
+    archive: ArchiveSettings | None = None
+    """What stays readable after it has left; None: nothing."""
 
     @field_validator("consumers", mode="before")
     @classmethod

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -23,7 +23,7 @@ from pydantic_settings import (
 from experience_buffer.trxp import DEFAULT_LIMITS, Limits
 from experience_buffer_server.advantages.plan import custom
 from experience_buffer_server.settings.access import AccessSection, TlsSection
-from experience_buffer_server.settings.buffer import GIBI, KIBI, MEBI, BufferSettings
+from experience_buffer_server.settings.buffer import GIBI, KIBI, MEBI, NO_ARCHIVE, BufferSettings
 from experience_buffer_server.settings.consumer import Name, Section
 from experience_buffer_server.settings.estimators import Declarations, Estimators
 
@@ -232,6 +232,13 @@ class Settings(BaseSettings):
             if problem := buffer.impossible():
                 raise ValueError(f"{name}: {problem}")
         return buffers
+
+    @model_validator(mode="after")
+    def _archives_have_a_place(self) -> Settings:
+        for name, buffer in self.buffers.items():
+            if self.store.memory and buffer.archive is not None:
+                raise ValueError(f"buffers.{name}.archive: {NO_ARCHIVE}")
+        return self
 
     @classmethod
     def settings_customise_sources(

@@ -61,13 +61,20 @@ class Kind(IntEnum):
     """Kind and key; time in seconds since the Unix epoch, and the value."""
     WHOLE_BUFFER = 14
     """0; None. Every row of it."""
+    DEPARTED = 15
+    """Seq; uid, and a note. Its record and progress become a row of what has left; the rest stays."""
+    UID_FREED = 16
+    """Seq; uid. The payload of what has left is kept under another key: its uid is to be used again."""
+    ARCHIVED = 17
+    """Seq; uid. The row of what has left, its payload, and what was computed."""
 
 
 # Plain numbers: they are made and compared for every row.
 _BUFFER, _PAYLOAD, _RECORD, _GROUP, _LEASE, _PROGRESS, _ADVANTAGES, _MAGNITUDE, _CONSUMER = map(
     int, list(Kind)[:9]
 )
-_LAST_SEQ, _NEW_RECORD, _EXPERIENCE, _REMEMBERED, _WHOLE_BUFFER = map(int, list(Kind)[9:])
+_LAST_SEQ, _NEW_RECORD, _EXPERIENCE, _REMEMBERED, _WHOLE_BUFFER = map(int, list(Kind)[9:14])
+_DEPARTED, _UID_FREED, _ARCHIVED = map(int, list(Kind)[14:])
 
 Operation: TypeAlias = tuple[int, int, Any, Any]
 """Of a `Kind`: the buffer's id, key and value."""
@@ -188,6 +195,21 @@ class WriteBatch:
         """Remove an experience: payload, record, advantages, progress."""
         uid = None if record.tombstone else record.uid
         self.operations.append((_EXPERIENCE, buffer_id, record.seq, uid))
+
+    def depart(self, buffer_id: int, record: Record, note: bytes) -> None:
+        """Take an experience out, and keep all of it with a note until it is archived.
+
+        Nobody finds it under its number or its uid any more; see `Store.departed` for who does.
+        """
+        self.operations.append((_DEPARTED, buffer_id, record.seq, (record.uid, note)))
+
+    def free_uid(self, buffer_id: int, seq: int, uid: str) -> None:
+        """Let the uid of what has left be used again; before the append that does."""
+        self.operations.append((_UID_FREED, buffer_id, seq, uid))
+
+    def archived(self, buffer_id: int, seq: int, uid: str) -> None:
+        """Remove what has left for good; without effect where it is gone already."""
+        self.operations.append((_ARCHIVED, buffer_id, seq, uid))
 
     def remember(self, buffer_id: int, kind: str, key: str, value: bytes, time: float) -> None:
         """Keep `value` under (`kind`, `key`) until it is pruned: the digest of a removed uid, say.

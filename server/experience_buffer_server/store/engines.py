@@ -8,7 +8,7 @@ from pathlib import Path
 from experience_buffer_server.runtime.metrics import Metrics
 from experience_buffer_server.settings.server import Settings, StoreSection
 from experience_buffer_server.store.gauges import StoreGauges
-from experience_buffer_server.store.interface import PayloadReader, Snapshots, Store
+from experience_buffer_server.store.interface import Snapshots, Store, StoreReader
 from experience_buffer_server.store.memory import MemoryStore
 
 _log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ def snapshots_of(settings: Settings, metrics: Metrics) -> Snapshots | None:
     return snapshots.Snapshots(settings.snapshots, settings.store.path, metrics)
 
 
-def open_reader(spec: str) -> PayloadReader:
+def open_reader(spec: str) -> StoreReader:
     """Read a store in another process than its owner's.
 
     Args:

@@ -33,11 +33,14 @@ from experience_buffer_server.store.rows import AdvantageRow as AdvantageRow
 from experience_buffer_server.store.rows import BufferRow as BufferRow
 from experience_buffer_server.store.rows import ConsumerRow as ConsumerRow
 from experience_buffer_server.store.rows import DamagedRows as DamagedRows
+from experience_buffer_server.store.rows import Departed as Departed
+from experience_buffer_server.store.rows import DepartedRow as DepartedRow
 from experience_buffer_server.store.rows import Found as Found
 from experience_buffer_server.store.rows import GroupRow as GroupRow
 from experience_buffer_server.store.rows import LeaseRow as LeaseRow
 from experience_buffer_server.store.rows import ProgressRow as ProgressRow
 from experience_buffer_server.store.rows import StoredBuffer as StoredBuffer
+from experience_buffer_server.store.rows import departed_name as departed_name
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,6 +78,16 @@ class PayloadReader(Protocol):
 
     def payloads(self, buffer_id: int, uids: Iterable[str]) -> list[Found[bytes]]:
         """The stored payloads in the order asked, committed ones only. Blocks."""
+
+
+class StoreReader(PayloadReader, Protocol):
+    """Reads a store in another process than the owner's."""
+
+    def departed(self, buffer_id: int, seqs: Iterable[int]) -> list[Departed]:
+        """What has left and isn't archived yet; see `Store.departed`. Blocks."""
+
+    def departed_rows(self, buffer_id: int) -> Iterator[tuple[int, Found[DepartedRow]]]:
+        """The same without payloads; see `Store.departed_rows`. Blocks."""
 
 
 class Store(Protocol):
@@ -243,6 +256,12 @@ class Store(Protocol):
 
         What is remembered only shortens the way of repeats; a damaged one is forgotten early.
         """
+
+    def departed(self, buffer_id: int, seqs: Iterable[int]) -> list[Departed]:
+        """Of these, those that have left and are neither archived yet nor damaged, with all of it."""
+
+    def departed_rows(self, buffer_id: int) -> Iterator[tuple[int, Found[DepartedRow]]]:
+        """All that has left and isn't archived yet, by seq, without payloads; for the start. Blocks."""
 
     def payload_uids(self, buffer_id: int) -> Iterator[str]:
         """The uids of all stored payloads, for a start after damage; it may take seconds."""

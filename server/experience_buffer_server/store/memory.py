@@ -23,7 +23,14 @@ from experience_buffer_server.store.errors import (
 )
 from experience_buffer_server.store.interface import Expected, StoreStats
 from experience_buffer_server.store.record import Interner
-from experience_buffer_server.store.rows import AdvantageRow, Found, StoredBuffer
+from experience_buffer_server.store.rows import (
+    AdvantageRow,
+    Departed,
+    DepartedRow,
+    Found,
+    StoredBuffer,
+    departed_name,
+)
 
 _Row = TypeVar("_Row")
 _ROW_BYTES: Final = 512
@@ -48,6 +55,9 @@ class _Rows:
             for table in (Kind.RECORD, Kind.PROGRESS, Kind.ADVANTAGES, Kind.MAGNITUDE):
                 self.set(table, key, None)
             kind, key, value = Kind.PAYLOAD, value, None
+        elif kind in (Kind.DEPARTED, Kind.UID_FREED, Kind.ARCHIVED):
+            self._depart(kind, key, *(value if kind == Kind.DEPARTED else (value, b"")))
+            return
         elif kind == Kind.NEW_RECORD:
             kind = Kind.RECORD
         elif kind == Kind.REMEMBERED:
@@ -56,6 +66,34 @@ class _Rows:
         if value is not None:
             self.of[kind][key] = value
             self.num_bytes += _num_bytes(kind, value)
+
+    def _depart(self, kind: int, seq: int, uid: str, note: bytes) -> None:
+        """What has left: its row, its uid, its end."""
+        rows, payloads = self.of[Kind.DEPARTED], self.of[Kind.PAYLOAD]
+        if kind == Kind.DEPARTED:
+            record = self.of[Kind.RECORD].get(seq)
+            progress = self.of[Kind.PROGRESS].pop(seq, b"")
+            if record is not None:
+                self.set(Kind.RECORD, seq, None)
+                rows[seq] = row_codec.encode_departed(note, record, progress)
+        elif seq in rows and kind == Kind.UID_FREED:
+            if not row_codec.is_uid_freed(rows[seq]) and uid in payloads:
+                rows[seq] = row_codec.freed(rows[seq])
+                payloads[departed_name(seq)] = payloads.pop(uid)
+        elif seq in rows:
+            freed = row_codec.is_uid_freed(rows.pop(seq))
+            self.set(Kind.PAYLOAD, departed_name(seq) if freed else uid, None)
+            for table in (Kind.ADVANTAGES, Kind.MAGNITUDE):
+                self.set(table, seq, None)
+
+    def departed(self, seq: int) -> Departed | None:
+        """What has left, with its payload and what was computed."""
+        if (found := self.of[Kind.DEPARTED].get(seq)) is None:
+            return None
+        row, computed = row_codec.decode_departed(found), self.of[Kind.ADVANTAGES].get(seq)
+        place = departed_name(seq) if row.uid_freed else row.record.uid
+        advantages = None if computed is None else row_codec.decode_advantages(computed)
+        return Departed(row, self.of[Kind.PAYLOAD].get(place), advantages)
 
     def forget(self, before_time: float, limit: int) -> int:
         """Forget the oldest values; how many."""
@@ -302,6 +340,17 @@ class MemoryStore:
             check_remembered(kind, key)
             values.append(remembered.get((kind, key), (0.0, None))[1])
         return values
+
+    def departed(self, buffer_id: int, seqs: Iterable[int]) -> list[Departed]:
+        """Those that have left."""
+        rows = self._rows(buffer_id)
+        return [found for seq in seqs if (found := rows.departed(seq)) is not None]
+
+    def departed_rows(self, buffer_id: int) -> Iterator[tuple[int, Found[DepartedRow]]]:
+        """All that has left."""
+        rows = self._rows(buffer_id).of[Kind.DEPARTED]
+        for seq, row in sorted(rows.items()):
+            yield seq, row_codec.decode_departed(row)
 
     def payload_uids(self, buffer_id: int) -> Iterator[str]:
         """The uids of all stored payloads."""

@@ -18,11 +18,13 @@ from experience_buffer_server.store.rows import (
     AdvantageRow,
     BufferRow,
     ConsumerRow,
+    DepartedRow,
     GroupRow,
     LeaseRow,
     ProgressRow,
 )
 
+_FREED: Final = {False: b"\0", True: b"\1"}
 Pack = Callable[[Any], bytes]
 """Anything that encodes plain data with msgpack: `msgpack.Packer().pack`."""
 
@@ -39,6 +41,8 @@ _CONSUMER: Final = _values_of(ConsumerRow)
 _NUM_PROGRESS_FIELDS: Final = len(fields(ProgressRow))
 _NUM_LATER: Final = 2
 """Fields of leases and progress that came later: few rows have them, others are stored as before."""
+_NUM_LAST: Final = 1
+"""Those of progress that came after them."""
 
 
 def encode_buffer(row: BufferRow, pack: Pack) -> bytes:
@@ -88,6 +92,9 @@ def encode_lease(row: LeaseRow, pack: Pack) -> bytes:
 def encode_progress(row: ProgressRow, pack: Pack) -> bytes:
     """The consumers' progress with one experience as stored."""
     values = _PROGRESS(row)
+    if row.trained:
+        return pack(values)
+    values = values[:-_NUM_LAST]
     return pack(values if row.passed_over or row.uncounted else values[:-_NUM_LATER])
 
 
@@ -144,10 +151,39 @@ def decode_progress(value: bytes | memoryview) -> ProgressRow:
     """Read the consumers' progress with one experience back."""
     values = _unpack(value)
     row = ProgressRow(*values)
-    if len(values) < _NUM_PROGRESS_FIELDS:
+    if len(values) < _NUM_PROGRESS_FIELDS - _NUM_LAST:
         # Before there was the field, one that had passed it over unused was known by this alone.
         row.passed_over = [name for name in row.acked if row.times_sampled.get(name) == 0]
     return row
+
+
+def encode_departed(
+    note: bytes, record: bytes, progress: bytes, *, uid_freed: bool = False
+) -> bytes:
+    """A row of what has left; `record` and `progress` as they were stored, the latter empty for none."""
+    packed: bytes = msgpack.packb((note, record, progress))
+    return _FREED[uid_freed] + packed
+
+
+def is_uid_freed(value: bytes | memoryview) -> bool:
+    """Whether the uid of a row of what has left may be another experience's."""
+    return value[:1] == _FREED[True]
+
+
+def freed(value: bytes) -> bytes:
+    """The same row once its uid may be another experience's."""
+    return _FREED[True] + value[1:]
+
+
+def decode_departed(value: bytes | memoryview) -> DepartedRow:
+    """Read a row of what has left back."""
+    note, record, progress = msgpack.unpackb(value[1:])
+    return DepartedRow(
+        decode_record(record),
+        decode_progress(progress) if progress else None,
+        note,
+        is_uid_freed(value),
+    )
 
 
 def decode_consumer(value: bytes | memoryview) -> ConsumerRow:

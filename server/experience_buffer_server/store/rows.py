@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from experience_buffer.errors import InvalidRequestError
 from experience_buffer_server.store.errors import DamagedRecordError
@@ -26,6 +26,8 @@ LEASES_PER_SECOND: Final = 1 << 20
 """More than any buffer gives; ids stay below 2^53, which every language counts exactly, until 2242."""
 MAX_PRIORITY: Final = 1e300
 """Larger priorities count as this one: sums over a group's members stay finite."""
+
+_MOST_TRAINED: Final = 32
 
 Found: TypeAlias = _T | DamagedRecordError | None
 """What one read of several brings: the row, None where there is none, or why it can't be read.
@@ -156,6 +158,21 @@ class ProgressRow:
     uncounted: list[str] = field(default_factory=list)
     """Those that had consumed it when their limiter's ratio changed, and can be rewound: it counts
     again when they are."""
+    trained: list[list[Any]] = field(default_factory=list)
+    """Acks of it: consumer, training step or None, and time in seconds since the Unix epoch. Only in
+    buffers with an archive, and not of the ack with which it leaves."""
+
+    def note_trained(self, consumer: str, step: int | None, time: float) -> None:
+        """Note an ack; of very many, as of a consumer that replays, the newest stay."""
+        self.trained.append([consumer, step, time])
+        del self.trained[:-_MOST_TRAINED]
+
+    def take_back(self, consumer: str, step: int | None) -> None:
+        """An ack was rewound."""
+        for index in range(len(self.trained) - 1, -1, -1):
+            if self.trained[index][:2] == [consumer, step]:
+                del self.trained[index]
+                return
 
 
 @dataclass(slots=True)
@@ -189,6 +206,32 @@ class AdvantageRow:
     def flags(self) -> list[str]:
         """Details that travel with each delivered experience."""
         return [flag for flag in FLAGS if self.details.get(flag)]
+
+
+@dataclass(frozen=True, slots=True)
+class DepartedRow:
+    """What has left and isn't archived yet."""
+
+    record: Record
+    progress: ProgressRow | None
+    """None: nothing had happened."""
+    note: bytes
+    """As it was given when it left."""
+    uid_freed: bool
+    """Its uid may be another experience's."""
+
+
+def departed_name(seq: int) -> str:
+    """Under which the payload of what has left is kept once its uid is free: no uid looks like it."""
+    return f"departed {seq}"
+
+
+class Departed(NamedTuple):
+    """The same with all that is kept of it."""
+
+    row: DepartedRow
+    payload: Found[bytes]
+    advantages: Found[AdvantageRow]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from experience_buffer import errors
+from experience_buffer_server.settings.server import Settings
 from tests.unit.builders import World, push, settings
 
 
@@ -38,3 +40,17 @@ async def test_buffers_are_created_changed_and_deleted(world: World) -> None:
     assert await registry.delete("math", force=True) == 1
     with pytest.raises(errors.BufferNotFoundError, match="no buffer 'math'"):
         registry.get("math")
+
+
+async def test_an_archive_needs_a_store_on_a_disk(world: World) -> None:
+    """Said by the file, by `create_buffer` and by `update_buffer` in the same words."""
+    registry = world.registry()
+    with pytest.raises(errors.InvalidRequestError, match=r"archive: .*this one is in memory"):
+        await registry.create("math", settings(archive={}))
+    await registry.create("math", settings())
+    with pytest.raises(errors.InvalidRequestError, match=r"archive: .*this one is in memory"):
+        await registry.update("math", {"archive": {"max_age_seconds": 61.5}})
+    assert registry.get("math").settings.archive is None
+    given: dict[str, Any] = {"store": {"memory": True}, "buffers": {"math": {"archive": {}}}}
+    with pytest.raises(ValueError, match=r"buffers\.math\.archive: .*this one is in memory"):
+        Settings(**given)

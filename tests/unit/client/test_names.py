@@ -20,7 +20,7 @@ MODULES = sorted(
     if not path.stem.startswith("_") and path.stem != "collate"  # Names that are elsewhere now.
 )
 
-FOR_US = {"refusal", "task_in_key", "text_of_key"}
+FOR_US = {"delivered", "refusal", "task_in_key", "text_of_key"}
 """For the writer and the server: no user needs them."""
 
 

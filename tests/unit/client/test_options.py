@@ -18,11 +18,11 @@ from experience_buffer.consumer_options import (
     Staleness,
 )
 from experience_buffer.errors import InvalidRequestError
+from experience_buffer.leaving_options import Retention
 from experience_buffer.options import (
     AdvantageConfig,
     BufferConfig,
     ClientOptions,
-    Retention,
     RetryOptions,
     TlsOptions,
     WriterOptions,

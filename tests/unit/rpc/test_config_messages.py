@@ -61,6 +61,9 @@ FULL: dict[str, Any] = {
     "on_future_version": "refuse",
     "on_missing_version": "deliver",
     "pacing": {"consumer": "critic", "max_staleness": 2, "batch_size": 5, "max_running": 29},
+    "archive": {"consumed": False, "dropped": False, "deleted": True, "refused": False}
+    | {"max_age_seconds": 47.5, "max_bytes": 2**43, "max_pending_bytes": 2**41}
+    | {"segment_seconds": 53.5},
 }
 ENUMS = [name for name, field in FIELDS.items() if field.enum_type is not None]
 

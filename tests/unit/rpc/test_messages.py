@@ -65,7 +65,12 @@ def test_statistics_arrive_field_by_field() -> None:
             waiting_holders=(),
         ),
     )
-    sent = numbered(server_stats.BufferStats, 300, consumers=consumers, policy_version=None)
+    given = {
+        "consumers": consumers,
+        "policy_version": None,
+        "archive": numbered(values.ArchiveStats, 400, trouble="its disk is full"),
+    }
+    sent = numbered(server_stats.BufferStats, 300, **given)
     response = service_pb2.GetStatsResponse(buffers=[messages.stats_message(sent)])
     (received,) = convert.value_of(values.Stats, response).buffers
     names = [field.name for field in dataclasses.fields(values.BufferStats)]

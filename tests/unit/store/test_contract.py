@@ -10,9 +10,12 @@ from typing import Protocol, cast
 import pytest
 
 from experience_buffer_server.store.interface import (
+    LARGE_PAYLOAD_BYTES,
     AdvantageRow,
     BufferRow,
     ConsumerRow,
+    Departed,
+    DepartedRow,
     GroupRow,
     LeaseRow,
     ProgressRow,
@@ -593,3 +596,92 @@ async def test_it_says_how_full_it_is(store: Store) -> None:
     assert store.limit_bytes == LIMIT_BYTES
     assert (store.stats.num_batches, store.pending_bytes) == (1, 0)
     await store.until_short()
+
+
+@pytest.mark.parametrize("num_bytes", [31, LARGE_PAYLOAD_BYTES + 37], ids=["small", "large"])
+async def test_what_departs_is_kept_whole_until_it_is_archived(
+    engine: Engine, store: Store, num_bytes: int
+) -> None:
+    """Nobody finds it as an experience; its payload, rows and note are there, also after a restart."""
+    gone, kept = make_record(1), make_record(2)
+    payload = b"a" * num_bytes
+    progress = ProgressRow(seq=1, acked=["c"], trained=[["c", 5, 7.5]])
+    computed = AdvantageRow(seq=1, advantages=b"1234", returns=b"1234", details={"estimator": "e"})
+    async with committing(store) as batch:
+        batch.put_buffer(buffer_row(1))
+        batch.append(1, gone, payload)
+        batch.append(1, kept, b"other")
+        batch.put_advantages(1, computed, magnitude=0.5)
+        batch.put_progress(1, progress)
+    async with committing(store) as batch:
+        batch.depart(1, gone, b"why")
+        batch.put_last_seq(1, 2)
+    await store.close()
+    store = await engine.open()
+    (state,) = store.load()
+    assert (state.records, state.progress, state.last_seq) == ([kept], [], 2)
+    wanted = DepartedRow(gone, progress, b"why", False)
+    assert list(store.departed_rows(1)) == [(1, wanted)]
+    assert store.departed(1, [2, 1, 3]) == [Departed(wanted, payload, computed)]
+    async with committing(store) as batch:
+        batch.archived(1, 1, gone.uid)
+        batch.archived(1, 1, gone.uid)
+        batch.archived(1, 3, "there is none")
+    assert (list(store.departed_rows(1)), store.departed(1, [1])) == ([], [])
+    assert store.payloads(1, [gone.uid, kept.uid]) == [None, b"other"]
+    assert store.advantages(1, [1]) == [None]
+    await store.close()
+
+
+@pytest.mark.parametrize("num_bytes", [31, LARGE_PAYLOAD_BYTES + 37], ids=["small", "large"])
+async def test_a_uid_is_used_again_before_what_had_it_is_archived(
+    store: Store, num_bytes: int
+) -> None:
+    """Both payloads are kept; the end of the first one doesn't touch the second."""
+    first, second = make_record(1), make_record(5)
+    second.uid = first.uid
+    old, new = b"a" * num_bytes, b"b" * (num_bytes + 1)
+    await append(store, first, payload=old)
+    async with committing(store) as batch:
+        batch.depart(1, first, b"")
+    async with committing(store) as batch:
+        batch.free_uid(1, 1, first.uid)
+        batch.append(1, second, new)
+    (found,) = store.departed(1, [1])
+    assert (found.payload, found.row.uid_freed) == (old, True)
+    assert store.payloads(1, [second.uid]) == [new]
+    async with committing(store) as batch:
+        batch.depart(1, second, b"again")
+    assert [one.payload for one in store.departed(1, [1, 5])] == [old, new]
+    async with committing(store) as batch:
+        batch.archived(1, 1, first.uid)
+    assert store.payloads(1, [second.uid]) == [new]
+    assert [one.payload for one in store.departed(1, [1, 5])] == [new]
+    async with committing(store) as batch:
+        batch.archived(1, 5, first.uid)
+    assert list(store.payload_uids(1)) == []
+
+
+async def test_a_uid_that_nobody_gives_up_is_not_freed_twice(store: Store) -> None:
+    """Freed without effect where it was freed before: the payload under it is another's by then."""
+    first, second = make_record(1), make_record(2)
+    second.uid = first.uid
+    await append(store, first, payload=b"old")
+    async with committing(store) as batch:
+        batch.depart(1, first, b"")
+        batch.free_uid(1, 1, first.uid)
+        batch.append(1, second, b"new")
+    async with committing(store) as batch:
+        batch.free_uid(1, 1, first.uid)
+    assert store.departed(1, [1])[0].payload == b"old"
+    assert store.payloads(1, [second.uid]) == [b"new"]
+
+
+async def test_delete_buffer_takes_what_has_departed(engine: Engine, store: Store) -> None:
+    await fill(store, buffer_row(1), [make_record(1), make_record(2)])
+    async with committing(store) as batch:
+        batch.depart(1, make_record(1), b"")
+    async with committing(store) as batch:
+        batch.delete_buffer(1)
+    assert list(store.departed_rows(1)) == []
+    assert list(store.payload_uids(1)) == []

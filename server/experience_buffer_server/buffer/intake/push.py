@@ -110,7 +110,29 @@ class Ingest:
         for index in ahead:
             # A duplicate of what this push itself has stored while the rest waited.
             outcomes[index] = outcomes[index]._replace(status=_STORED)
+        self._keep_refused(push, outcomes)
         return self._count(outcomes)
+
+    def _keep_refused(self, push: Push, outcomes: Sequence[Outcome]) -> None:
+        """Hand some of what is refused to the archive, where it keeps that."""
+        archive = self._state.settings.archive
+        if archive is None or not archive.refused:
+            return
+        num_experiences, payloads = len(outcomes) - len(push.tombstones), push.payloads
+        refused = [
+            (index, outcome)
+            for index, outcome in enumerate(outcomes[:num_experiences])
+            if outcome.status is PushStatus.REFUSED
+        ]
+        for index, outcome in refused:
+            payload: bytes | memoryview = b""
+            if len(payloads) == num_experiences:
+                payload, index = payloads[index], 0
+            elif len(payloads) == 1:
+                (payload,) = payloads
+            self._state.outbox.refuse(
+                outcome.uid, outcome.reason or "", outcome.message, payload, index
+            )
 
     def _check(
         self,
@@ -173,6 +195,7 @@ class Ingest:
         needs, outcomes = state.settings.advantage.needs, arrived.outcomes
         entries: list[Entry] = []
         changed: dict[int, Group] = {}
+        state.outbox.free(batch, (candidate.uid for _, candidate in arrived.fresh))
         group, group_of = None, None
         for (index, candidate), key in zip(arrived.fresh, arrived.forecast.keys, strict=True):
             record = record_of(candidate, now)
@@ -251,6 +274,7 @@ class Ingest:
     def _stored(self, entries: list[Entry]) -> None:
         # Here, where it happens: the call that pushed may have been given up.
         self.reading.end(entries)
+        self._state.outbox.freed(entry.record.uid for entry in entries)
         if entries:
             self._state.metrics.pushed(self._state.name, _STORED, "", len(entries))
             self._state.telemetry.trends.pushed(entries)

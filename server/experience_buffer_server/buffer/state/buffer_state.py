@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 
 from experience_buffer import errors
+from experience_buffer_server.archive.outbox import Outbox
 from experience_buffer_server.buffer.state.change import Changes
 from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.contents import Contents
@@ -70,6 +71,8 @@ class BufferState:
         self.progress = Progress(row.id, self.contents, self.consumers, changes)
         self.noted_seq = 0
         """Up to here the store knows without any record which seqs were given."""
+        self.outbox = Outbox(row.id, store, on_lost=self._note_lost)
+        """What has left and is to be archived."""
         self.leases = LeaseTable()
         self.leases.reserve(row.lease_floor)
 
@@ -82,6 +85,9 @@ class BufferState:
     def name(self) -> str:
         """Its name."""
         return self.row.name
+
+    def _note_lost(self, count: int) -> None:
+        self.metrics.archive_lost(self.name, count)
 
     def announce_version(self) -> None:
         """Wake those who wait for another policy version, or for the end of the buffer."""

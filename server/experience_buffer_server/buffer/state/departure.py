@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
+from experience_buffer_server.archive.note import Note
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.consumers import Consumer
 from experience_buffer_server.buffer.state.entries import Entry, Group, key_of
@@ -87,10 +88,13 @@ def leave_if_done(
     Where the cause names a consumer, its ack of them is in the batch, and `Progress.ack_ended` follows.
     """
     done = []
+    is_noted = bool(cause.consumer) and state.settings.archive is not None
     for entry in entries:
         if state.progress.is_done(entry):
             done.append(entry)
         else:
+            if is_noted:
+                state.progress.note_trained(entry, cause.consumer, cause.step)
             state.progress.put(batch, entry)
             if cause.consumer:
                 state.progress.ack_begun(entry, cause.consumer)
@@ -121,12 +125,30 @@ def leave(
         # After a crash none of them says any more that its number was given.
         state.noted_seq = state.contents.last_seq
         batch.put_last_seq(state.id, state.noted_seq)
+    archive = state.settings.archive
+    note = _note(state, cause, now) if archive and archive.keeps(cause.reason) else b""
     for entry in leaving:
         record = entry.record
-        batch.remove(state.id, record)
+        if note and not record.tombstone:
+            state.outbox.depart(batch, record, note)
+        else:
+            batch.remove(state.id, record)
         if cause.reason != "deleted":
             batch.remember(state.id, "uid", record.uid, record.digest, now)
     return leaving
+
+
+def _note(state: BufferState, cause: Cause, now: float) -> bytes:
+    """What the archive says of how experiences have left."""
+    return Note(
+        cause.reason,
+        cause.message,
+        now,
+        cause.consumer,
+        cause.step,
+        state.settings.group_by,
+        state.row.policy_version,
+    ).encode()
 
 
 def _leave_open(
@@ -172,6 +194,7 @@ def forget(state: BufferState, leaving: Sequence[Entry], cause: Cause) -> None:
         leaving, reason=cause.reason, message=cause.message, unused=unused, now=clock.now()
     )
     for entry in leaving:
+        state.outbox.left(entry.record)
         state.contents.remove(entry)
         if entry.group is not None:
             entry.group.members.remove(entry)
@@ -189,6 +212,7 @@ def stay(state: BufferState, leaving: Sequence[Entry], cause: Cause) -> None:
     # The last of a group that left meanwhile may have taken its row along.
     state.owe_groups(groups_of(leaving))
     for entry in leaving:
+        state.outbox.stayed(entry.record)
         entry.leaving = False
         if entry.group is None:
             continue

@@ -14,6 +14,7 @@ from experience_buffer_server.buffer.state.change import Changes
 from experience_buffer_server.buffer.state.consumers import Consumer, Usage
 from experience_buffer_server.buffer.state.contents import Contents
 from experience_buffer_server.buffer.state.entries import Entry, key_of
+from experience_buffer_server.runtime import clock
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.store.interface import ConsumerRow, ProgressRow, WriteBatch
 
@@ -205,6 +206,10 @@ class Progress:
             reader = self._consumers[consumer]
             reader.quarantined.pop(key_of(reader.settings, entry), None)
 
+    def note_trained(self, entry: Entry, consumer: str, step: int | None) -> None:
+        """Keep for the archive who has acknowledged an experience that stays, and when."""
+        self._row(entry).note_trained(consumer, step, clock.now())
+
     def undo_ack(self, entry: Entry, consumer: str, step: int | None) -> None:
         """Take an ack back: its step was rewound."""
         was_used = self.is_used(entry)
@@ -218,6 +223,7 @@ class Progress:
             row.passed_over = [name for name in row.passed_over if name != consumer]
         if consumer in row.uncounted:
             row.uncounted.remove(consumer)
+        row.take_back(consumer, step)
         self.usage.num_undone += was_used and not self.is_used(entry)
         if step is not None and step in row.steps.get(consumer, ()):
             row.steps[consumer].remove(step)

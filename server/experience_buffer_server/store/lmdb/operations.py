@@ -8,6 +8,7 @@ from __future__ import annotations
 import lmdb
 
 from experience_buffer_server.store.interface import DamagedRecordError
+from experience_buffer_server.store.lmdb import departures
 from experience_buffer_server.store.lmdb.disk import format as disk
 from experience_buffer_server.store.lmdb.disk.format import (
     SEAL_BYTES,
@@ -25,8 +26,11 @@ from experience_buffer_server.store.lmdb.large.writes import (
     large_bytes,
 )
 from experience_buffer_server.store.lmdb.writer_protocol import (
+    ARCHIVED,
     CLAIM,
     DELETE_BUFFER,
+    DEPART,
+    FREE_UID,
     INSERT_RECORD,
     PRUNE,
     PRUNE_LIMITS,
@@ -87,6 +91,9 @@ def apply(
             delete(key, db=tables[Table.RECORDS])
             for db in sparse:
                 delete(key, db=db)
+        elif table in (DEPART, FREE_UID, ARCHIVED):
+            departures.apply(txn, tables, large, table, key, value)
+            sparse = None
         elif table == REMEMBER:
             log_key = disk.memory_log_key(key, disk.memory_time(value))
             put(key, seal(Table.MEMORY, key, value), db=tables[Table.MEMORY])

@@ -8,7 +8,6 @@ disk. So as long as pages may be missing, a thread touches first what will be re
 from __future__ import annotations
 
 import logging
-import resource
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, suppress
@@ -22,23 +21,32 @@ from experience_buffer_server.store import row_codec
 from experience_buffer_server.store.interface import (
     AdvantageRow,
     DamagedRecordError,
+    Departed,
+    DepartedRow,
     Found,
     StoredBuffer,
     StoreError,
     StoreFailedError,
 )
 from experience_buffer_server.store.lmdb.disk import format as disk
-from experience_buffer_server.store.lmdb.disk.format import DECODE_ERRORS, Extent, Table, unseal
+from experience_buffer_server.store.lmdb.disk.format import Extent, Table
 from experience_buffer_server.store.lmdb.disk.opening import open_to_read
 from experience_buffer_server.store.lmdb.fences import Ownership, read_ownership
 from experience_buffer_server.store.lmdb.large.fetching import Expected, Fetching
 from experience_buffer_server.store.lmdb.large.reads import LargePayloads, Place, is_as_written
 from experience_buffer_server.store.lmdb.loading import Loading
+from experience_buffer_server.store.lmdb.row_reading import (
+    Decode,
+    as_it_lies,
+    departed_place,
+    keys_from,
+    major_faults,
+    read_row,
+)
 
 _log = logging.getLogger(__name__)
 _Row = TypeVar("_Row")
 _PAGE_ERRORS = (lmdb.CorruptedError, lmdb.PageNotFoundError)
-_Decode = Callable[[memoryview], _Row]
 _CALM_READS: Final = 16
 """After so many that didn't wait for the disk, the next one isn't expected to, either."""
 
@@ -86,7 +94,7 @@ class CommittedRows:
 
     @contextmanager
     def _transaction(self) -> Iterator[lmdb.Transaction[memoryview]]:
-        before = _major_faults()
+        before = major_faults()
         with self._idle:
             try:
                 txn = self._begin()
@@ -99,7 +107,7 @@ class CommittedRows:
             raise DamagedRecordError(f"{self._path} has a damaged page: {error}") from error
         finally:
             txn.abort()
-            self._num_calm = 0 if _major_faults() > before else self._num_calm + 1
+            self._num_calm = 0 if major_faults() > before else self._num_calm + 1
             with self._idle:
                 self._num_open -= 1
                 if self._num_open == 0:
@@ -135,7 +143,7 @@ class CommittedRows:
         self, txn: lmdb.Transaction[memoryview], keys: Sequence[bytes]
     ) -> Iterator[list[Found[memoryview]]]:
         """Payloads as they lie in the map or, large ones, as they were read; views end with the block."""
-        found = self._rows(txn, Table.PAYLOADS, keys, _as_it_lies)
+        found = self._rows(txn, Table.PAYLOADS, keys, as_it_lies)
         extents: dict[int, Extent] = {}
         if txn.stat(self._tables[Table.EXTENTS])["entries"]:
             places = [place for place, row in enumerate(found) if row is None]
@@ -259,6 +267,35 @@ class CommittedRows:
             for seq in seqs:
                 txn.get(disk.numbered_key(buffer_id, seq), db=self._tables[Table.ADVANTAGES])
 
+    def departed(self, buffer_id: int, seqs: Iterable[int]) -> list[Departed]:
+        """Of these, those that have left and aren't archived yet; see `interface.Store.departed`."""
+        keys = [disk.numbered_key(buffer_id, seq) for seq in seqs]
+
+        def read(txn: lmdb.Transaction[memoryview], keys: Sequence[bytes]) -> list[Found[Departed]]:
+            rows = self._rows(txn, Table.DEPARTED, keys, row_codec.decode_departed)
+            pairs = zip(keys, rows, strict=True)
+            found = [(key, row) for key, row in pairs if isinstance(row, DepartedRow)]
+            places = [departed_place(key, row) for key, row in found]
+            computed = self._rows(
+                txn, Table.ADVANTAGES, [key for key, _ in found], row_codec.decode_advantages
+            )
+            with self._payloads(txn, places) as payloads:
+                copies = [bytes(p) if isinstance(p, memoryview) else p for p in payloads]
+            return [
+                Departed(row, payload, advantages)
+                for (_, row), payload, advantages in zip(found, copies, computed, strict=True)
+            ]
+
+        return [one for one in self._each(Table.DEPARTED, keys, read) if isinstance(one, Departed)]
+
+    def departed_rows(self, buffer_id: int) -> Iterator[tuple[int, Found[DepartedRow]]]:
+        """All that has left and isn't archived yet; see `interface.Store.departed_rows`."""
+        with self._transaction() as txn:
+            keys = list(keys_from(txn, self._tables[Table.DEPARTED], disk.buffer_key(buffer_id)))
+        rows = self._get(Table.DEPARTED, keys, row_codec.decode_departed)
+        for key, row in zip(keys, rows, strict=True):
+            yield disk.number_of(key), row
+
     def ownership(self, buffer_id: int) -> Ownership:
         """Who owns a buffer, and which of its commits was the last."""
         with self._transaction() as txn:
@@ -269,10 +306,10 @@ class CommittedRows:
         prefix = disk.buffer_key(buffer_id)
         with self._transaction() as txn:
             for table in (Table.PAYLOADS, Table.EXTENTS):
-                for key in _keys(txn, self._tables[table], prefix):
+                for key in keys_from(txn, self._tables[table], prefix):
                     yield key[4:].decode(errors="replace")
 
-    def _get(self, table: Table, keys: Sequence[bytes], decode: _Decode[_Row]) -> list[Found[_Row]]:
+    def _get(self, table: Table, keys: Sequence[bytes], decode: Decode[_Row]) -> list[Found[_Row]]:
         return self._each(table, keys, lambda txn, keys: self._rows(txn, table, keys, decode))
 
     def _each(
@@ -298,12 +335,12 @@ class CommittedRows:
         txn: lmdb.Transaction[memoryview],
         table: Table,
         keys: Sequence[bytes],
-        decode: _Decode[_Row],
+        decode: Decode[_Row],
     ) -> list[Found[_Row]]:
         db = self._tables[table]
         if not txn.stat(db)["entries"]:
             return [None] * len(keys)
-        return [_read(table, key, txn.get(key, None, db), decode) for key in keys]
+        return [read_row(table, key, txn.get(key, None, db), decode) for key in keys]
 
     def load(self, buffer_id: int | None = None) -> Iterator[StoredBuffer]:
         """Read the state of every buffer, by id, or of one; see `loading.Loading`.
@@ -345,34 +382,3 @@ class LmdbReader(CommittedRows):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _keys(txn: lmdb.Transaction[memoryview], db: lmdb._Database, prefix: bytes) -> Iterator[bytes]:
-    with txn.cursor(db) as cursor:
-        if not cursor.set_range(prefix):
-            return
-        for found in cursor.iternext(values=False):
-            key = bytes(found)
-            if not key.startswith(prefix):
-                return
-            yield key
-
-
-def _major_faults() -> int:
-    """How often this thread has waited for a page from a disk."""
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
-
-
-def _as_it_lies(value: memoryview) -> memoryview:
-    return value
-
-
-def _read(
-    table: Table, key: bytes, stored: memoryview | None, decode: _Decode[_Row]
-) -> Found[_Row]:
-    if stored is None:
-        return None
-    try:
-        return decode(unseal(table, key, stored))
-    except DECODE_ERRORS as error:
-        return DamagedRecordError(f"{disk.row_name(table, key)} can't be read back: {error}")

@@ -50,6 +50,16 @@ REMEMBER = -5
 CLAIM = -6
 """In place of a table: the key is a buffer's prefix; who owned it before is refused from now on."""
 
+DEPART = -7
+"""In place of a table: the key is that of an experience's numbered rows, the value `DEPARTURE` and what
+it packs. Its record and progress become a row of what has left."""
+FREE_UID = -8
+"""In place of a table: the same key, the value its payload's key, which another experience gets."""
+ARCHIVED = -9
+"""In place of a table: the same key, the value its payload's key. All of what has left goes."""
+
+DEPARTURE = struct.Struct("!H")
+"""Bytes of the payload's key, which follows and before the note."""
 PRUNE_LIMITS = struct.Struct("!dQ")
 """Instant in seconds since the epoch, and the most values to forget."""
 
@@ -75,6 +85,8 @@ _PAYLOAD: Final = int(Kind.PAYLOAD)
 _EXPERIENCE: Final = int(Kind.EXPERIENCE)
 _NEW_RECORD: Final = int(Kind.NEW_RECORD)
 _REMEMBERED: Final = int(Kind.REMEMBERED)
+_DEPARTED: Final = int(Kind.DEPARTED)
+_ARCHIVED: Final = int(Kind.ARCHIVED)
 
 
 class Status(IntEnum):
@@ -192,6 +204,14 @@ class Translation:
             elif kind == _EXPERIENCE:
                 place = b"" if value is None else disk.payload_key(buffer_id, value)
                 add((REMOVE, disk.numbered_key(buffer_id, key), place))
+            elif kind == _DEPARTED:
+                uid, note = value
+                place = disk.payload_key(buffer_id, uid)
+                value = DEPARTURE.pack(len(place)) + place + note
+                add((DEPART, disk.numbered_key(buffer_id, key), value))
+            elif kind == _ARCHIVED:
+                place = disk.payload_key(buffer_id, value)
+                add((ARCHIVED, disk.numbered_key(buffer_id, key), place))
             elif kind == _REMEMBERED:
                 # As often as experiences are consumed.
                 place = disk.memory_key(buffer_id, *key)
@@ -228,6 +248,9 @@ class Translation:
             case Kind.LAST_SEQ, _, int():
                 encoded = disk.encode_counter(value)
                 add((int(Table.COUNTERS), disk.buffer_key(buffer_id), encoded))
+            case Kind.UID_FREED, int(), str():
+                place = disk.payload_key(buffer_id, value)
+                add((FREE_UID, disk.numbered_key(buffer_id, key), place))
             case Kind.WHOLE_BUFFER, _, _:
                 add((DELETE_BUFFER, disk.buffer_key(buffer_id), None))
             case _:

@@ -11,6 +11,7 @@ import pytest
 
 from experience_buffer import (
     AdvantageConfig,
+    Archive,
     BufferConfig,
     ConsumerConfig,
     InvalidRequestError,
@@ -66,6 +67,16 @@ FULL = BufferConfig(
     on_future_version="deliver",
     on_missing_version="deliver",
     pacing=Pacing(consumer="actor", max_staleness=83, batch_size=89, max_running=97),
+    archive=Archive(
+        consumed=False,
+        dropped=False,
+        deleted=True,
+        refused=False,
+        max_age_seconds=113.5,
+        max_bytes=127 << 20,
+        max_pending_bytes=131 << 20,
+        segment_seconds=137.5,
+    ),
 )
 
 

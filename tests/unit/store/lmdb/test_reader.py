@@ -22,6 +22,7 @@ from experience_buffer_server.store.interface import (
 from experience_buffer_server.store.lmdb import reader as lmdb_reader
 from experience_buffer_server.store.lmdb.disk.format import Table, payload_key
 from experience_buffer_server.store.lmdb.reader import LmdbReader
+from experience_buffer_server.store.lmdb.row_reading import major_faults
 from tests.damaging import flip, flip_large
 from tests.unit.builders import World, push, uid, want
 from tests.unit.store.conftest import OpenStore, append, committing, make_record
@@ -108,7 +109,7 @@ def test_a_page_that_cannot_be_read_ends_only_the_first_attempt(
             raise lmdb.CorruptedError("page 3 is damaged")
         return value
 
-    monkeypatch.setattr(lmdb_reader, "_as_it_lies", refuse_first)
+    monkeypatch.setattr(lmdb_reader, "as_it_lies", refuse_first)
     with LmdbReader(path) as reader, reader.stored(1, uids, [1, 2, 3]) as (views, rows):
         assert copied(views) == reader_bytes(uids)
         assert rows == [computed(1), None, computed(3)]
@@ -147,14 +148,14 @@ async def test_a_thread_touches_what_may_wait_and_nobody_what_does_not(
         touch(*args)
 
     monkeypatch.setattr(store, "_touch", noted)
-    monkeypatch.setattr(lmdb_reader, "_major_faults", lambda: 0)
+    monkeypatch.setattr(lmdb_reader, "major_faults", lambda: 0)
     for _ in range(NUM_READS + 3):
         await store.at_hand(1, remembered=[("uid", "a")])
     assert len(threads) == NUM_READS
     assert threading.get_ident() not in threads
     assert not store.reads_wait
     faults = iter(range(100))
-    monkeypatch.setattr(lmdb_reader, "_major_faults", lambda: next(faults))
+    monkeypatch.setattr(lmdb_reader, "major_faults", lambda: next(faults))
     store.recall(1, "uid", ["a"])
     assert store.reads_wait, "the event loop has waited for the disk"
 
@@ -174,11 +175,11 @@ async def test_what_was_touched_is_read_without_waiting_for_the_disk(
     os.close(file)
     some = keys[::800]
     with LmdbReader(path) as reader:
-        start = lmdb_reader._major_faults()
+        start = major_faults()
         reader._touch(1, [], [], [("uid", key) for key in some])
-        touched = lmdb_reader._major_faults()
+        touched = major_faults()
         assert all(reader.recall(1, "uid", some))
-        assert lmdb_reader._major_faults() == touched
+        assert major_faults() == touched
         num_waits = touched - start
     if not num_waits:
         pytest.skip("this file system keeps what it is told to let go")

@@ -19,9 +19,9 @@ from typing import Final, NamedTuple
 
 from xxhash import xxh3_64_digest, xxh3_64_hexdigest, xxh3_64_intdigest
 
-from experience_buffer_server.store.interface import DamagedRecordError
+from experience_buffer_server.store.interface import DamagedRecordError, departed_name
 
-FORMAT_VERSION: Final = 5
+FORMAT_VERSION: Final = 6
 MAGIC: Final = b"experience-buffer store "
 FORMAT_KEY: Final = b"format"
 
@@ -63,6 +63,8 @@ class Table(IntEnum):
     """By the keys of `PAYLOADS`, where large payloads lie in `payloads.bin`; they have no row there."""
     FREED = 15
     """Runs of blocks of `payloads.bin` that older states of the store still have."""
+    DEPARTED = 16
+    """By seq, what has left a buffer and isn't archived yet; its payload and what was computed stay."""
 
     @property
     def disk_name(self) -> bytes:
@@ -88,7 +90,8 @@ buffer_key = _BUFFER.pack
 """(buffer id): the key of a buffer's row and its counter, and the prefix of all its rows, 4 bytes."""
 
 numbered_key = _NUMBERED.pack
-"""(buffer id, number): records, progress, advantages and magnitudes by seq; groups and leases by id."""
+"""(buffer id, number): records, progress, advantages, magnitudes and what has left by seq; groups and
+leases by id."""
 
 
 def number_of(key: bytes | memoryview) -> int:
@@ -123,6 +126,11 @@ def named_key(buffer_id: int, name: str) -> bytes:
 
 payload_key = named_key
 """(buffer id, uid): the key of an experience's payload."""
+
+
+def departed_payload_key(key: bytes) -> bytes:
+    """Where the payload of what has left (its `numbered_key`) is kept once its uid is free."""
+    return key[:4] + departed_name(number_of(key)).encode()
 
 
 def memory_key(buffer_id: int, kind: str, key: str) -> bytes:

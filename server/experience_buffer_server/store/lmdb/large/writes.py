@@ -18,7 +18,14 @@ import lmdb
 from experience_buffer_server.runtime.memory_arena import whole_blocks
 from experience_buffer_server.store.interface import DamagedRecordError, StoreFormatError
 from experience_buffer_server.store.lmdb.disk import format as disk
-from experience_buffer_server.store.lmdb.disk.format import SEAL_BYTES, Extent, Table, seal, unseal
+from experience_buffer_server.store.lmdb.disk.format import (
+    SEAL_BYTES,
+    Extent,
+    Table,
+    is_sound,
+    seal,
+    unseal,
+)
 from experience_buffer_server.store.lmdb.disk.opening import CURE
 from experience_buffer_server.store.lmdb.large.extents import Extents, Freed
 from experience_buffer_server.store.lmdb.large.payload_file import (
@@ -143,6 +150,16 @@ class LargeWrites:
         place = disk.freed_key(run.transaction, run.offset)
         row = seal(Table.FREED, place, _LENGTH.pack(run.num_bytes))
         txn.put(place, row, db=self._tables[Table.FREED])
+        return True
+
+    def rename(self, txn: Transaction, old: bytes, new: bytes) -> bool:
+        """Have the payload of a key under another one; whether there is one. It isn't written again."""
+        stored = txn.pop(old, db=self._tables[Table.EXTENTS])
+        if stored is None:
+            return False
+        sound = is_sound(Table.EXTENTS, old, stored)
+        row = seal(Table.EXTENTS, new, stored[:-SEAL_BYTES]) if sound else stored
+        txn.put(new, row, db=self._tables[Table.EXTENTS])
         return True
 
     def remove_all(self, txn: Transaction, prefix: bytes) -> None:

@@ -18,6 +18,7 @@ from experience_buffer_server.store import row_codec
 from experience_buffer_server.store.interface import OTHER_DIGEST, GroupRow, Record
 from experience_buffer_server.store.lmdb.disk import format as disk
 from experience_buffer_server.store.lmdb.disk.format import SEAL_BYTES, Table, is_sound
+from experience_buffer_server.store.lmdb.row_reading import departed_place
 from experience_buffer_server.store.lmdb.verify.report import BufferCount, Kind, Report
 
 _PAYLOAD_TABLES: Final = (Table.PAYLOADS, Table.EXTENTS)
@@ -104,6 +105,7 @@ class Links:
         """Keys of advantages without a magnitude; maybe computed since."""
         self.takers: Final[dict[Table, _Take]] = {
             Table.RECORDS: self._take_record,
+            Table.DEPARTED: self._take_departed,
             Table.GROUPS: self._take_group,
             Table.LEASES: self._take_lease,
             Table.PROGRESS: self._take_progress,
@@ -133,6 +135,12 @@ class Links:
         if record.note:
             count.num_set_aside += 1
             self._add(Kind.SET_ASIDE, Table.RECORDS, key, f"{record.uid}: {record.note}")
+
+    def _take_departed(self, buffer_id: int, key: bytes, value: memoryview) -> None:
+        row = row_codec.decode_departed(value)
+        self._counts[buffer_id].num_departed += 1
+        self._records[buffer_id][row.record.seq] = _known_of(row.record)
+        self._missing[buffer_id][_hash(departed_place(key, row))] = row.record.seq
 
     def _take_group(self, buffer_id: int, key: bytes, value: memoryview) -> None:
         group = row_codec.decode_group(value)
@@ -274,11 +282,17 @@ class Links:
         buffer_id = int.from_bytes(first[:4], "big")
         for key, stored in again.rows_from(Table.RECORDS, first):
             if not orphans or not key.startswith(first[:4]):
-                return
+                break
             if is_sound(Table.RECORDS, key, stored):
                 record = row_codec.decode_record(stored[:-SEAL_BYTES])
                 if not record.tombstone:
                     orphans.discard(disk.payload_key(buffer_id, record.uid))
+        for key, stored in again.rows_from(Table.DEPARTED, first):
+            if not orphans or not key.startswith(first[:4]):
+                return
+            if is_sound(Table.DEPARTED, key, stored):
+                row = row_codec.decode_departed(stored[:-SEAL_BYTES])
+                orphans.discard(departed_place(key, row))
 
     def _confirm_misfit(
         self, again: Again, table: Table, buffer_id: int, key: bytes, seq: int

@@ -85,6 +85,8 @@ class BufferCount:
     num_open_leases: int = 0
     num_computed: int = 0
     num_set_aside: int = 0
+    num_departed: int = 0
+    """Left, and not archived yet. What is archived isn't part of the store."""
 
 
 @dataclass(slots=True, kw_only=True)

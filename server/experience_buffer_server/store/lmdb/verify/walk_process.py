@@ -40,6 +40,7 @@ _CHUNK_BYTES: Final = 32 << 20
 payload that was removed is written over."""
 _INDEX: Final = (
     Table.RECORDS,
+    Table.DEPARTED,
     Table.GROUPS,
     Table.LEASES,
     Table.PROGRESS,

@@ -32,7 +32,9 @@ def test_an_older_store_is_refused_with_the_way_to_the_new_one(value: bytes) -> 
     assert "run the server version that wrote it until what it holds is consumed" in text
 
 
-@pytest.mark.parametrize("value", [sealed(6), sealed(17), b"experience-buffer store 997"])
+@pytest.mark.parametrize(
+    "value", [sealed(FORMAT_VERSION + 1), sealed(17), b"experience-buffer store 997"]
+)
 def test_a_newer_store_asks_for_a_newer_server(value: bytes) -> None:
     assert "upgrade this server to the version that wrote it" in refusal(value)
 
