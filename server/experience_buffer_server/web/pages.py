@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import html
 import mimetypes
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -39,6 +41,8 @@ class StaticFile:
 
     state: tuple[int, int]
     content: bytes
+    compressed: bytes
+    """As gzip writes it: two fifths of the size."""
     tag: str
 
 
@@ -57,22 +61,27 @@ class Pages:
         self._read: dict[str, StaticFile] = {}
 
     def answer(self, request: Request, name: str) -> Response:
-        """A file; the index for an address within the page, which its script understands."""
+        """A file; an address within the page leads to where its script reads that: behind a "#"."""
         if name not in self._paths:
             if not wants_page(request) or INDEX not in self._paths:
                 return missing(request, message=f"The page has no file {name[:100]!r}.")
-            name = INDEX
+            asked = f"?{request.url.query}" if request.url.query else ""
+            return RedirectResponse(f"/ui/#/{quote(name)}{asked}", status_code=307)
         found = self._file(name)
+        is_compressed = "gzip" in request.headers.get("accept-encoding", "").lower()
+        tag = f'"{found.tag}{"-gzip" if is_compressed else ""}"'
         headers = {
-            "ETag": found.tag,
+            "ETag": tag,
             "Cache-Control": "no-cache",
             "Content-Security-Policy": POLICY,
+            "Vary": "Accept-Encoding",
         }
-        if found.tag in (
-            tag.strip() for tag in request.headers.get("if-none-match", "").split(",")
-        ):
+        if tag in (known.strip() for known in request.headers.get("if-none-match", "").split(",")):
             return Response(status_code=304, headers=headers)
-        return Response(found.content, headers=headers, media_type=_type_of(name))
+        if is_compressed:
+            headers["Content-Encoding"] = "gzip"
+        content = found.compressed if is_compressed else found.content
+        return Response(content, headers=headers, media_type=_type_of(name))
 
     def _file(self, name: str) -> StaticFile:
         path = self._paths[name]
@@ -81,8 +90,9 @@ class Pages:
         found = self._read.get(name)
         if found is None or found.state != state:
             content = path.read_bytes()
-            tag = f'"{hashlib.sha256(content).hexdigest()[:20]}"'
-            found = self._read[name] = StaticFile(state, content, tag)
+            tag = hashlib.sha256(content).hexdigest()[:20]
+            compressed = gzip.compress(content, mtime=0)
+            found = self._read[name] = StaticFile(state, content, compressed, tag)
         return found
 
 

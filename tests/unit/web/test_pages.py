@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -33,17 +34,36 @@ async def web(world: World, folder: Path) -> AsyncIterator[Asking]:
         yield made
 
 
-async def test_files_have_their_types_and_addresses_within_the_page_the_index(web: Asking) -> None:
+async def test_files_have_their_types(web: Asking) -> None:
     script = await web.get("/ui/views/one.js")
     assert script.text == "1;"
     assert script.headers["content-type"] == "text/javascript; charset=utf-8"
-    for path in ("/ui/", "/ui/math/experience?uid=a.b/c.js", "/ui/x/y.z"):
-        page = await web.get(path, Accept=BROWSER)
-        assert (page.status, page.text) == (200, "<p>index"), path
-        assert page.headers["content-type"] == "text/html; charset=utf-8"
-        assert "script-src 'self'" in page.headers["content-security-policy"]
+    page = await web.get("/ui/", Accept=BROWSER)
+    assert (page.status, page.text) == (200, "<p>index")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "script-src 'self'" in page.headers["content-security-policy"]
     assert (await web.get("/ui/no.js")).status == 404
     assert (await web.get("/ui")).headers["location"] == "/ui/"
+
+
+async def test_an_address_within_the_page_leads_behind_its_mark(web: Asking) -> None:
+    for path, place in {
+        "b/math/groups?state=open": "b/math/groups?state=open",
+        "b/math/group/0/27": "b/math/group/0/27",
+        "b/m%22:%20a/x%23y%3Fz": "b/m%22%3A%20a/x%23y%3Fz",
+        "/elsewhere.example/": "/elsewhere.example/",
+    }.items():
+        answer = await web.get(f"/ui/{path}", Accept=BROWSER)
+        assert (answer.status, answer.headers["location"]) == (307, f"/ui/#/{place}")
+
+
+async def test_a_browser_that_can_gets_it_compressed(web: Asking) -> None:
+    plain = await web.get("/ui/views/one.js")
+    packed = await web.get("/ui/views/one.js", Accept_Encoding="gzip, br")
+    assert packed.headers["content-encoding"] == "gzip"
+    assert gzip.decompress(packed.body) == plain.body
+    assert packed.headers["etag"] != plain.headers["etag"]
+    assert packed.headers["vary"] == "Accept-Encoding"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,55 @@
+// Experiences by what is asked of them.
+
+import { h } from "../h.js";
+import { ask, to } from "../route.js";
+import { EXAMPLES, understood } from "../asked.js";
+import { count, counted, line, short, size } from "../format.js";
+import { chip, empty, head, said, since, uidLink } from "../parts.js";
+import { choices, table } from "../table.js";
+import { pages } from "./pages.js";
+import * as data from "../data.js";
+
+const PAGE = 100;
+
+export const search = {
+  every: 0,
+  title: (_, { buffer, query }) => `${query.get("q") || "Experiences"} · ${buffer}`,
+  async load({ place, signal }) {
+    const { filters, problems } = understood(place.query.get("q") ?? "");
+    if (problems.length) return { problems, experiences: [] };
+    const answer = await data.experiences(place.buffer, { ...filters, newest_first: place.query.get("order") === "oldest" ? null : true, page_size: PAGE, page_token: place.query.get("page") }, signal);
+    return { ...answer, problems };
+  },
+  render({ experiences, problems, next_page_token: next }, { place, status }) {
+    const asked = place.query.get("q") ?? "";
+    const buffers = status.buffers.slice(0, 12);
+    return [
+      head("Experiences", { note: experiences.length ? `${counted(experiences.length, "experience")}${next || place.query.get("page") ? " on this page" : ""}` : null }),
+      h("form", { class: "filters", onsubmit: (event) => { event.preventDefault(); ask({ q: event.target.elements.q.value.trim(), page: "" }); } },
+        h("label", { class: "unseen", for: "asked" }, "What is asked"),
+        h("input", { id: "asked", name: "q", type: "search", value: asked, spellcheck: "false", autocomplete: "off", placeholder: "uid, text, reward < 0, version = 12, state = ready" }),
+        h("button", null, "Search"),
+        choices("Order", "order", place.query.get("order") ?? "", [["", "Newest first"], ["oldest", "Oldest first"]])),
+      h("p", { class: "chips" }, EXAMPLES.map((example) => h("a", { class: "chip", href: to("search", place.buffer, "", { q: example }) }, example))),
+      buffers.length > 1 && asked ? h("p", { class: "soft" }, "The same in ", buffers.filter((each) => each.name !== place.buffer).map((each, index) => [index ? ", " : "", h("a", { href: to("search", each.name, "", { q: asked }) }, line(each.name, 64))])) : null,
+      problems.length ? h("p", { class: "banner said" }, problems.map((each) => line(each, 200)).join("; ")) : null,
+      experiences.length ? experienceTable(experiences, place) : problems.length ? null
+        : next ? empty("Nothing on this page; there is more to look through.") : empty(asked ? "Nothing like this is stored." : "Nothing is stored now.", asked ? h("p", { class: "soft" }, "What was trained on is searched with ", h("code", null, "archived = yes"), ".") : null),
+      pages(place, next),
+    ];
+  },
+};
+
+/** Experiences as a table. */
+export function experienceTable(rows, place) {
+  return table({ label: "Experiences", rows, sorted: place.query.get("sort") ?? "", key: (each) => each.uid, columns: [
+    { name: "Experience", cell: (each) => uidLink(place.buffer, each.uid), sort: (each) => each.uid },
+    { name: "State", cell: (each) => chip(each.state), sort: (each) => each.state, tight: true, self: true },
+    { name: "Reward", cell: (each) => (each.reward === null ? null : short(each.reward)), sort: (each) => each.reward, number: true },
+    { name: "Tokens", title: "of the response", cell: (each) => count(each.response_tokens), sort: (each) => each.response_tokens, number: true },
+    { name: "Version", cell: (each) => (each.min_policy_version === null ? null : each.min_policy_version === each.max_policy_version ? count(each.min_policy_version) : `${count(each.min_policy_version)}–${count(each.max_policy_version)}`), sort: (each) => each.min_policy_version, number: true },
+    { name: "Size", cell: (each) => size(each.payload_bytes), sort: (each) => each.payload_bytes, number: true },
+    { name: "Pushed", cell: (each) => since(each.push_time), sort: (each) => -each.push_time, number: true },
+    { name: "Note", cell: (each) => (each.message ? said(each.message, 160) : null), words: true },
+  ] });
+}
