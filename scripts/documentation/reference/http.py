@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from scripts.documentation.reference.running import said
 
-_INTRODUCTION: Final = """# HTTP and JSON
+_INTRODUCTION: Final = """# HTTP routes
 
 On `server.metrics_port`; `/openapi.json` of a server says the same to programs.
 
