@@ -344,7 +344,7 @@ class LeaseInfo(Shown):
             acknowledged, this delivery included.
         world_size: Ranks that share it; 0: it isn't shared.
         parts: What of it is whose, by rank; empty where it isn't shared.
-        units: Its units, the first 32 of them; the first 4,096 where the lease was asked for by its id.
+        units: Its units, the first 32 of them; the first 1,024 where the lease was asked for by its id.
     """
 
     id: int

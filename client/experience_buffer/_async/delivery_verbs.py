@@ -99,7 +99,7 @@ class AsyncDeliveryVerbs(AsyncConnection):
         Args:
             buffer: The buffer's name.
             consumer: Only those of this consumer; empty: of all.
-            lease_id: Only this one, with its first 4,096 units; 0: all.
+            lease_id: Only this one, with its first 1,024 units; 0: all.
             page_size: Leases per call, at most 1,000.
         """
         return AsyncPages(

@@ -110,6 +110,9 @@ def _parts(
 def _led_to(state: BufferState, wanted: Wanted) -> set[int] | None:
     """The seqs of all that may be wanted, where they are known without a look at all; else None."""
     key = {"task": wanted.tid, "run": wanted.rid, "step": wanted.sid}.get(state.settings.group_by)
+    if not key and state.settings.group_by == "task":
+        # Their last part is a number: what is before it is the task's key.
+        key = (wanted.rid or wanted.sid).rpartition("/")[0]
     if key:
         groups = state.contents.groups.of_key(key)
         return {entry.record.seq for group in groups for entry in group.members}

@@ -17,8 +17,8 @@ from experience_buffer.looking import (
 )
 from experience_buffer_server.buffer.inspection.places import (
     kept_from,
+    place_info,
     place_of,
-    places_of,
     state_of,
     why_kept,
 )
@@ -53,7 +53,7 @@ def group_state(state: BufferState, group: Group) -> GroupState:
     """Where a group is on its way: how far it has come, and once it is available, for whom it is what."""
     if group.row.closed == "dropped":
         return "dropped"
-    if group.damage:
+    if is_set_aside(state, group):
         return "quarantined"
     if not group.is_whole:
         return "open"
@@ -61,12 +61,27 @@ def group_state(state: BufferState, group: Group) -> GroupState:
         if any(entry.quarantine for entry in group.votes):
             return "quarantined"
         return "waiting_for_fields" if group.missing else "computing"
-    places = {group_place(state, one, group) for one in state.consumers.values()}
+    places = set()
+    for consumer in state.consumers.values():
+        place = group_place(state, consumer, group)
+        if place == "leased":
+            return "leased"
+        places.add(place)
     return next((_STATES[one] for one in _ORDER if one in places), "consumed")
 
 
 def group_place(state: BufferState, consumer: Consumer, group: Group) -> ExperienceState:
     """Where a group is on its way to a consumer; to one of items, where its members are."""
+    # Written out: a hundred thousand of them may be looked at.
+    keys = [group.row.id]
+    if consumer.settings.unit == "item":
+        keys = [entry.record.seq for entry in group.members]
+    for key in keys if consumer.out else ():
+        if key in consumer.out:
+            return "leased"
+    for key in keys:
+        if key in consumer.ready:
+            return "ready"
     staying = [entry for entry in group.members if not entry.record.tombstone]
     if consumer.settings.unit == "group" and staying:
         return place_of(state, consumer, staying[0])
@@ -74,11 +89,16 @@ def group_place(state: BufferState, consumer: Consumer, group: Group) -> Experie
     return next((one for one in _ORDER if one in places), "tombstone")
 
 
+def is_set_aside(state: BufferState, group: Group) -> bool:
+    """Whether rows of it can't be read back."""
+    return group.row.quarantined or bool(state.contents.quarantined and group.damage)
+
+
 def is_stuck(state: BufferState, group: Group) -> bool:
     """Whether it can't be delivered now, to somebody at least who is to get it."""
     if group.row.closed == "dropped":
         return False
-    if not group.available:
+    if not group.available or is_set_aside(state, group):
         return True
     for consumer in state.consumers.values():
         if not (consumer.held or consumer.quarantined):
@@ -197,11 +217,12 @@ def member_of(state: BufferState, entry: Entry, run: int, step: int) -> GroupMem
 def _places(state: BufferState, group: Group) -> Iterator[ConsumerPlace]:
     """Where it is for each consumer, by the member that is farthest from being consumed."""
     votes = [entry for entry in group.votes if not entry.leaving]
-    if not votes:
-        return
-    by_member = [places_of(state, entry) for entry in votes]
-    for of_consumer in zip(*by_member, strict=True):
-        yield min(of_consumer, key=lambda place: _ORDER.index(place.state))
+    for consumer in state.consumers.values() if votes else ():
+        entry = votes[0]
+        if consumer.settings.unit == "item":
+            ranks = [_ORDER.index(place_of(state, consumer, one)) for one in votes]
+            entry = votes[ranks.index(min(ranks))]
+        yield place_info(state, consumer, entry)
 
 
 # --- why it isn't delivered, in words

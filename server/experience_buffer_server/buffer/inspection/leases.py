@@ -17,7 +17,7 @@ from experience_buffer_server.sampling.units import Unit
 
 _MOST_UNITS: Final = 32
 """Of each lease, where several are listed."""
-_MOST_OF_ONE: Final = 4096
+_MOST_OF_ONE: Final = 1024
 """Of a lease that is asked for alone."""
 _NOBODY: Final = Holder(name="", address="", caller="", on_stream=False, time=0.0)
 
@@ -30,7 +30,7 @@ async def lease_page(
     Args:
         state: The buffer's.
         consumer: Only those of this consumer; empty: of all.
-        lease_id: Only this one, with up to 4,096 units; 0: all.
+        lease_id: Only this one, with up to 1,024 units; 0: all.
         after: Only those with a larger id; -1: from the first.
         size: Most of them.
         now: Seconds since the Unix epoch.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final, get_args
 
 from experience_buffer.looking import ConsumerPlace, ExperienceState
@@ -71,27 +70,27 @@ def places_of(state: BufferState, entry: Entry) -> tuple[ConsumerPlace, ...]:
     """Where an experience is for each consumer; nowhere where it is a tombstone."""
     if entry.record.tombstone:
         return ()
-    return tuple(_places(state, entry))
+    return tuple(place_info(state, consumer, entry) for consumer in state.consumers.values())
 
 
-def _places(state: BufferState, entry: Entry) -> Iterator[ConsumerPlace]:
+def place_info(state: BufferState, consumer: Consumer, entry: Entry) -> ConsumerPlace:
+    """Where an experience is on its way to one consumer, and why."""
     known = state.progress.known(entry.record.seq)
-    for consumer in state.consumers.values():
-        name, key = consumer.name, key_of(consumer.settings, entry)
-        unit = consumer.out.get(key)
-        deliveries = known.num_deliveries.get(name, 0) if unit is None else unit.num_deliveries
-        place = place_of(state, consumer, entry)
-        message = why_kept(consumer, key)
-        if place == "consumed" and name in known.passed_over:
-            message = "passed over: it was too stale"
-        yield ConsumerPlace(
-            consumer=name,
-            state=place,
-            lease_id=0 if unit is None else unit.lease_id,
-            step=max(known.steps.get(name, ()), default=None),
-            num_deliveries=deliveries,
-            message=message,
-        )
+    name, key = consumer.name, key_of(consumer.settings, entry)
+    unit = consumer.out.get(key)
+    deliveries = known.num_deliveries.get(name, 0) if unit is None else unit.num_deliveries
+    place = place_of(state, consumer, entry)
+    message = why_kept(consumer, key)
+    if place == "consumed" and name in known.passed_over:
+        message = "passed over: it was too stale"
+    return ConsumerPlace(
+        consumer=name,
+        state=place,
+        lease_id=0 if unit is None else unit.lease_id,
+        step=max(known.steps.get(name, ()), default=None),
+        num_deliveries=deliveries,
+        message=message,
+    )
 
 
 def kept_from(state: BufferState, entry: Entry) -> str:

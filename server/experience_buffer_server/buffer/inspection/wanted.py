@@ -140,9 +140,21 @@ def _of_place(state: BufferState, wanted: Wanted) -> list[Test]:
             tests.append(lambda entry: place_of(state, consumer, entry) == wanted.state)
     elif wanted.state is not None:
         tests.append(lambda entry: state_of(state, entry) == wanted.state)
+    if wanted.state in _BEFORE:
+        tests.insert(0, _BEFORE[wanted.state])
     if wanted.step is not None:
         tests.append(lambda entry: _has_step(state, entry, wanted))
     return tests
+
+
+_BEFORE: Final[dict[ExperienceState, Test]] = {
+    "tombstone": lambda entry: entry.record.tombstone,
+    "computing": lambda entry: not entry.available,
+    "waiting_for_fields": lambda entry: not entry.available,
+    "waiting_for_group": lambda entry: entry.group is not None and not entry.group.available,
+    "retained": lambda entry: bool(entry.acked),
+}
+"""What is sooner known, and has to hold in a state."""
 
 
 def _has_step(state: BufferState, entry: Entry, wanted: Wanted) -> bool:

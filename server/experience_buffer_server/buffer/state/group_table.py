@@ -145,9 +145,9 @@ class GroupTable:
         """The group with this id."""
         return self._by_id.get(group_id)
 
-    def ids(self) -> list[int]:
-        """The ids of all groups, ascending: the order in which they were opened."""
-        return list(self._by_id)
+    def all(self) -> list[Group]:
+        """All groups in the order in which they were opened: by id."""
+        return list(self._by_id.values())
 
     def clear(self) -> None:
         """Forget all groups, and let go of their members."""
