@@ -31,6 +31,7 @@ TRAINER = "tests.integration.timeline_trainer"
 _FORKED = (_SERVER, _WRITER, TRAINER)
 _IMPORTS = (
     *(_WRITER, "experience_buffer_server.app", "experience_buffer_server.commands.cli"),
+    "experience_buffer_server.web.server",
     "experience_buffer.client",
 )
 _NUM_BYTES = 1 << 17

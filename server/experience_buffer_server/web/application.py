@@ -33,7 +33,13 @@ def make_application(served: Served) -> Front:
     Args:
         served: What it shows.
     """
-    app = FastAPI(title="Experience buffer", openapi_url=None, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="Experience buffer",
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
     app.router.route_class = Route
     app.state.served = served
     app.state.kinds = []

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from experience_buffer import errors
+from experience_buffer.status import to_request_error
 from experience_buffer_server.web.answers import json_answer
 
 STATUSES: Final = {
@@ -48,12 +49,13 @@ def problem(error: errors.ExperienceBufferError, *, status: int = 0) -> Response
 
 
 def described(error: errors.ExperienceBufferError) -> dict[str, Any]:
-    """An error as plain data."""
+    """An error as plain data, its texts as short as gRPC has them."""
+    short = to_request_error(error)
     return {
         "status": error.status,
         "reason": error.reason,
-        "message": str(error),
-        "subject": error.subject,
+        "message": short.message,
+        "subject": short.subject,
         "retry_delay_seconds": error.retry_delay_seconds,
     }
 

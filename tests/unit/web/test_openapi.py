@@ -94,7 +94,6 @@ async def filled(world: World) -> World:
 
 
 async def test_answers_are_as_described(filled: World, document: dict[str, Any]) -> None:
-    """Those of calls that there are; others say so."""
     given = {
         "uid": uid(1, 0),
         "key": "2/1",
@@ -117,7 +116,7 @@ async def test_answers_are_as_described(filled: World, document: dict[str, Any])
                     if each["in"] == "query" and each["required"]
                 ]
                 answer = await web.get(where + "?" * bool(required) + "&".join(required))
-                if answer.status in (404, 501):
+                if answer.status == 404:  # In that buffer.
                     schema = operation["responses"]["default"]["content"]["application/json"]
                 else:
                     assert answer.status == 200, answer.text
@@ -125,7 +124,8 @@ async def test_answers_are_as_described(filled: World, document: dict[str, Any])
                     looked.add(operation["operationId"])
                 found = list(breaches(answer.data, schema["schema"], document, where))
                 assert not found, "\n".join(found[:10])
-    assert {"get_stats", "get_experience", "list_experiences", "get_tokens"} <= looked
+    asked = {"get_payload", "get_image", "get_events", "health", "metrics"}
+    assert looked == OPERATIONS - asked
 
 
 def test_a_type_without_a_schema_is_a_defect() -> None:

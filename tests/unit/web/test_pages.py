@@ -8,11 +8,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from hatchling.builders.wheel import WheelBuilder
 
 from experience_buffer_server.web import pages
 from tests.unit.builders import World
 from tests.unit.web.asking import Asking, asking
 
+ROOT = Path(__file__).parents[3]
 BROWSER = "text/html,application/xhtml+xml,*/*;q=0.8"
 
 
@@ -99,5 +101,11 @@ async def test_a_page_that_is_off_isn_t_there(world: World, folder: Path) -> Non
         assert "/ui/" not in (await web.get("/", Accept=BROWSER)).text
 
 
-def test_the_page_comes_with_the_package() -> None:
-    assert (pages.FOLDER / pages.INDEX).is_file()
+def test_all_of_the_page_comes_with_the_wheel() -> None:
+    builder = WheelBuilder(str(ROOT))
+    with builder.config.set_build_data({"artifacts": [], "force_include": {}, "build_hooks": ()}):
+        packed = {file.distribution_path for file in builder.recurse_included_files()}
+    files = [path for path in pages.FOLDER.rglob("*") if path.is_file()]
+    assert pages.FOLDER / pages.INDEX in files
+    base = pages.FOLDER.parents[1]
+    assert {str(path.relative_to(base.parent)) for path in files} <= packed

@@ -110,6 +110,9 @@ class EventStream(Response):
             headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
             headers += [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
+            if speaker.scope["method"] == "HEAD":
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                return
             async for event in self._events():
                 try:
                     async with asyncio.timeout(_SLOWEST_SECONDS):

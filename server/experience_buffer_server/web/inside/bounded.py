@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 from experience_buffer._show import Shown
@@ -13,6 +14,8 @@ _MOST_ENTRIES: Final = 20_000
 """Of all lists and dicts together."""
 _MOST_DEPTH: Final = 40
 _KEY_CHARS: Final = 200
+_MOST_BITS: Final = 4096
+"""Of a whole number; those with more take long to write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -63,21 +66,21 @@ class Bounded:
         if isinstance(value, dict):
             return self._dict(value, path, depth)
         if isinstance(value, (list, tuple, set, frozenset)):
-            return self._list(list(value), path, depth)
+            room = self._room(len(value), path, depth)
+            entries = enumerate(islice(value, room))
+            return [self.plain(each, f"{path}.{i}", depth + 1) for i, each in entries]
+        if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+            return f"a whole number of {value.bit_length()} bits"
         if value is None or isinstance(value, (bool, int, float)):
             return value
         return str(value)[:_KEY_CHARS]
 
     def _dict(self, value: dict[Any, Any], path: str, depth: int) -> dict[str, Any]:
         shown = {}
-        for key, each in list(value.items())[: self._room(len(value), path, depth)]:
+        for key, each in islice(value.items(), self._room(len(value), path, depth)):
             name = str(key)[:_KEY_CHARS]
             shown[name] = self.plain(each, f"{path}.{name}" if path else name, depth + 1)
         return shown
-
-    def _list(self, value: list[Any], path: str, depth: int) -> list[Any]:
-        room = self._room(len(value), path, depth)
-        return [self.plain(each, f"{path}.{i}", depth + 1) for i, each in enumerate(value[:room])]
 
     def _room(self, num_entries: int, path: str, depth: int) -> int:
         room = 0 if depth >= _MOST_DEPTH else min(num_entries, self._left)

@@ -100,7 +100,8 @@ class _Tokens:
 
     def __init__(self, item: Item) -> None:
         self.ids_N = _ids(item.tensors.get("tokens"))
-        self.num_prompt = min(int(item.meta.get("prompt_length", 0)), len(self.ids_N))
+        length = int(item.meta.get("prompt_length", 0))
+        self.num_prompt = min(max(length, 0), len(self.ids_N))
         self.num_response = len(self.ids_N) - self.num_prompt
         self.columns: dict[str, Array] = {}
         for name in _COLUMNS:

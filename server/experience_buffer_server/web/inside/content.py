@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -91,9 +92,9 @@ def content_of(item: Item, *, num_chars: int) -> ExperienceContent:
         **texts,
         **plain,
         eid=bounded.plain(item.eid.to_dict(), "eid"),
-        reward=None if reward is None else float(reward),
+        reward=None if reward is None else _float(reward),
         num_tokens=0 if tokens is None else prod(tokens.shape),
-        num_prompt_tokens=int(meta.get("prompt_length", 0)),
+        num_prompt_tokens=max(int(meta.get("prompt_length", 0)), 0),
         info=bounded.plain(meta.get("info") or {}, "info"),
         metrics=bounded.plain(meta.get("metrics") or {}, "metrics"),
         tensors=tuple(
@@ -103,3 +104,10 @@ def content_of(item: Item, *, num_chars: int) -> ExperienceContent:
         images=tuple(info for info, _ in images_of(item)),
         cuts=tuple(bounded.cuts),
     )
+
+
+def _float(number: float) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 from experience_buffer._codec.item import MULTI_MODAL_PREFIX, Item
@@ -15,6 +17,7 @@ _PNG: Final = b"\x89PNG\r\n\x1a\n"
 _JPEG: Final = b"\xff\xd8\xff"
 _MOST_IMAGES: Final = 200
 _MOST_NODES: Final = 20_000
+_PATH_CHARS: Final = 500
 _FRAMES: Final = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
 """Markers of JPEG behind which its size stands."""
 
@@ -69,18 +72,18 @@ def media_type(data: bytes) -> str:
 
 def _candidates(item: Item) -> Iterator[tuple[str, bytes]]:
     """Whatever may be an image, with its place."""
-    left: list[tuple[str, Any]] = [
+    left: deque[tuple[str, Any]] = deque(
         (name, item.meta.get(name))
         for name in ("messages", "chosen_messages", "rejected_messages", "info")
-    ]
-    looked = 0
-    while left and looked < _MOST_NODES:
-        looked += 1
-        path, value = left.pop(0)
-        if isinstance(value, dict):
-            left += [(f"{path}.{key}", each) for key, each in value.items()]
-        elif isinstance(value, (list, tuple)):
-            left += [(f"{path}.{i}", each) for i, each in enumerate(value)]
+    )
+    room = _MOST_NODES
+    while left:
+        path, value = left.popleft()
+        if isinstance(value, (dict, list, tuple)):
+            inside = value.items() if isinstance(value, dict) else enumerate(value)
+            before = len(left)
+            left += ((f"{path}.{key}"[:_PATH_CHARS], each) for key, each in islice(inside, room))
+            room -= len(left) - before
         elif isinstance(value, bytes):
             yield path, value
         elif isinstance(value, str) and value.startswith("data:image/"):

@@ -241,3 +241,29 @@ async def test_it_is_json_whatever_it_holds(web: Asking, backend: Backend) -> No
 
     info = json.loads(answer.body, parse_constant=never)["content"]["info"]
     assert info == {"nan": "NaN", "inf": "-Infinity", "big": str(2**70), "small": -3}
+
+
+async def test_what_an_error_repeats_is_short(web: Asking) -> None:
+    for path in (f"{BASE}/experience?uid={'x' * 20_000}", f"/api/v1/buffers/{'y' * 20_000}"):
+        answer = await web.get(path)
+        assert answer.status == 404
+        assert len(answer.body) < 2000, path
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/api/v1/buffers/..%2f..%2fetc%2fpasswd", "//api/v1/stats", "/api/v1/buffers/%00/stats"),
+        *("/api/v1/buffers/a%20b/stats", "/api/v1/buffers//stats", "/%ff%fe", "/api/v1/stats/"),
+        *("http://evil.example/api/v1/stats", "/api/v1/buffers/%F0%9F%99%82/experiences"),
+    ],
+)
+async def test_odd_addresses_are_nowhere(web: Asking, path: str) -> None:
+    answer = await web.get(path)
+    assert answer.status == (403 if "evil" in path else 404), answer.text
+    assert "Traceback" not in answer.text
+
+
+async def test_a_head_of_events_ends(web: Asking) -> None:
+    head = await web.ask("HEAD", "/api/v1/events")
+    assert (head.status, head.body) == (200, b"")

@@ -49,3 +49,20 @@ def test_deep_and_wide_data_ends_somewhere(monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_json_has_not_becomes_what_it_has() -> None:
     shown = Bounded().plain({1: b"123", "set": {4}, "big": (1, 2)}, "")
     assert shown == {"1": {"num_bytes": 3}, "set": [4], "big": [1, 2]}
+
+
+def test_a_number_that_takes_long_to_write_is_only_described() -> None:
+    assert Bounded().plain([10**1000, 10**5000], "") == [10**1000, "a whole number of 16610 bits"]
+
+
+def test_a_long_list_costs_no_more_than_what_is_shown() -> None:
+    class Counted(list[int]):
+        looked = 0
+
+        def __iter__(self):  # type: ignore[no-untyped-def]
+            for each in super().__iter__():
+                Counted.looked += 1
+                yield each
+
+    Bounded().plain(Counted(range(100_000)), "info")
+    assert Counted.looked <= 20_001

@@ -53,3 +53,11 @@ def test_a_size_that_can_t_be_told_isn_t() -> None:
     assert size_of(PNG[:20]) is None
     assert size_of(JPEG[:9]) is None
     assert size_of(b"\xff\xd8\xff\xc0\x00\x00") is None
+
+
+def test_only_so_much_is_looked_through() -> None:
+    """An image behind more entries than that isn't found, and what comes before isn't copied."""
+    item = item_with(info={"numbers": list(range(30_000)), "shot": PNG})
+    assert [info.path for info, _ in images_of(item)] == ["info.shot"]
+    item = item_with(info={"numbers": [*range(30_000), PNG]})
+    assert images_of(item) == []
