@@ -11,6 +11,7 @@ from urllib.parse import quote
 import pytest
 from fastapi.openapi.models import OpenAPI
 
+from experience_buffer.looking import Where
 from experience_buffer_server.web import schemas
 from tests.unit.buffer_verbs import leased, pushed
 from tests.unit.builders import World, settings, uid
@@ -54,6 +55,17 @@ async def test_the_document_is_openapi(document: dict[str, Any]) -> None:
             assert each["in"] in ("path", "query")
             assert each.get("required", False) or "schema" in each
         assert {"200", "default"} == set(operation["responses"]), path
+
+
+async def test_a_search_can_say_all_that_the_client_can(document: dict[str, Any]) -> None:
+    operation = document["paths"]["/api/v1/buffers/{buffer}/experiences"]["get"]
+    given = {each["name"] for each in operation["parameters"]}
+    missing = [
+        name
+        for name in Where.__annotations__
+        if not {name, f"min_{name}", name.removesuffix("s")} & given
+    ]
+    assert not missing
 
 
 async def test_every_reference_leads_somewhere_and_nothing_is_left_over(

@@ -69,6 +69,11 @@ async def list_experiences(
     archived: Annotated[
         bool, Query(description="What the archive holds, in place of what is stored.")
     ] = False,
+    departure_reason: Annotated[
+        str, Query(description="Of what is archived: why it left, such as evicted.")
+    ] = "",
+    min_departure_time: _Number = None,
+    max_departure_time: _Number = None,
     page_size: PageSize = 100,
     page_token: PageToken = "",
 ) -> Response:
@@ -93,6 +98,8 @@ async def list_experiences(
         "push_time": (min_push_time, max_push_time),
         "truncated": truncated,
         "flags": flag,
+        "departure_reason": departure_reason,
+        "departure_time": (min_departure_time, max_departure_time),
     }
     asked = call_of(
         "List",
