@@ -22,7 +22,7 @@ def introduction(settings: DemoSettings, server: Server, *, kills: bool) -> list
     ]
     if kills:
         lines.append("On the way the server is killed and, later, both ranks of the trainer.")
-    return [*lines, f"Look into the buffer meanwhile: http://{server.metrics_address}/", ""]
+    return [*lines, f"Look into the buffer meanwhile: http://{server.metrics_address}/ui/", ""]
 
 
 def summary(outcome: Outcome) -> list[str]:
@@ -77,7 +77,7 @@ def invitation(server: Server) -> list[str]:
         "",
         f"The server goes on until Ctrl-C, on {server.address}. In a browser:",
         "",
-        f"  http://{server.metrics_address}/",
+        f"  http://{server.metrics_address}/ui/",
         "",
         "In another terminal:",
         "",
