@@ -135,6 +135,8 @@ def _dtype(dtype: object) -> str:
 
 def plain(value: Any) -> Any:
     """A value as plain data that JSON can hold, and that JavaScript doesn't round."""
+    if value is None or type(value) in (str, bool):
+        return value  # As most are.
     if isinstance(value, int) and abs(value) > _MOST_WHOLE:
         return str(value)
     if isinstance(value, float) and not math.isfinite(value):

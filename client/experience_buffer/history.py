@@ -97,8 +97,8 @@ class TrendPoint(Shown):
         num_bytes: Their payload bytes.
         num_open_groups: Open groups at its end.
         num_ready_units: Units ready at its end, of the consumer that isn't raw and has the fewest.
-        mean_reward: Mean reward of what was pushed.
-        solve_ratio: Of what was pushed with a reward, the part whose reward is above 0.
+        mean_reward: Mean of the rewards that came, pushed or annotated.
+        solve_ratio: Of these rewards, the part that is above 0.
         mean_response_tokens: Mean response length of what was pushed, in tokens.
         mean_staleness: Mean policy versions behind of what was delivered.
         max_staleness: The most.
@@ -140,8 +140,8 @@ class Trends(Shown):
             seconds since the Unix epoch.
         interval_seconds: Seconds between two points.
         points: Oldest first.
-        rewards: Rewards of what was pushed in this time; as all that follows, of whole minutes that
-            cover it.
+        rewards: Rewards that came in this time, pushed or annotated; as all that follows, of whole
+            minutes that cover it.
         advantages: Advantages of what was computed in this time, a mean per experience.
         response_tokens: Response lengths of what was pushed in this time, in tokens.
         staleness: Policy versions behind of what was delivered in this time.

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
 from google.protobuf.message import Message
 from google.protobuf.struct_pb2 import ListValue, Struct
@@ -22,6 +22,7 @@ from experience_buffer._messages.names import (
     ANNOTATE_REFUSAL,
     PUSH_STATUS,
     REFUSAL_REASON,
+    Names,
     names_of,
 )
 from experience_buffer.consumer_options import (
@@ -297,22 +298,57 @@ def value_of(kind: type[_Value], message: Message, **given: Any) -> _Value:
         message: Has a field for each of its fields.
         given: Those that are something else in the message.
     """
-    of = message.DESCRIPTOR.fields_by_name
-    for each in dataclasses.fields(kind):
-        if each.name in given:
+    for field in _fields_of(kind, message.DESCRIPTOR):
+        name = field.name
+        if name in given:
             continue
-        field, is_required = of[each.name], each.default is dataclasses.MISSING
-        value = None
-        if not field.has_presence or message.HasField(field.name):
-            value = getattr(message, field.name)
-        if isinstance(value, MutableSequence):
-            value = tuple(map(_part, value))
-        elif field.enum_type is not None and value is not None:
-            words = names_of(field.enum_type)
-            value = words.name(value, next(iter(words.by_name)) if is_required else "") or None
-        if is_required or value not in (None, ()):
-            given[each.name] = _part(value)
+        value: Any = None
+        if not field.has_presence or message.HasField(name):
+            value = getattr(message, name)
+        if field.words is not None and value is not None:
+            value = field.words.name(value, field.unknown_word) or None
+        elif field.is_repeated:
+            value = tuple(map(_part, value) if field.is_message else value)
+        elif field.is_message and value is not None:
+            value = _part(value)
+        if field.is_required or value not in (None, ()):
+            given[name] = value
     return kind(**given)
+
+
+class _Field(NamedTuple):
+    """How one field of a message becomes one of a dataclass."""
+
+    name: str
+    is_required: bool
+    """The dataclass has no default for it."""
+    has_presence: bool
+    is_repeated: bool
+    is_message: bool
+    words: Names | None
+    """Where its values have words."""
+    unknown_word: str
+    """For a value that a newer server added."""
+
+
+@cache
+def _fields_of(kind: type[DataclassInstance], descriptor: Any) -> tuple[_Field, ...]:
+    """What `value_of` has to know, found out once: an answer may hold thousands of messages of a kind."""
+    found = []
+    for each in dataclasses.fields(kind):
+        of = descriptor.fields_by_name.get(each.name)
+        if of is None:
+            continue  # It is given.
+        is_required = each.default is dataclasses.MISSING
+        words = None if of.enum_type is None or of.is_repeated else names_of(of.enum_type)
+        unknown = next(iter(words.by_name)) if words is not None and is_required else ""
+        is_message = of.message_type is not None
+        found.append(
+            _Field(
+                each.name, is_required, of.has_presence, of.is_repeated, is_message, words, unknown
+            )
+        )
+    return tuple(found)
 
 
 def _part(value: Any) -> Any:

@@ -113,7 +113,7 @@ class Flow:
         if not group.is_whole or group.available or self.state.closed:
             return
         votes = [entry for entry in group.votes if entry.is_staying]
-        if not group.completed:
+        if not (group.completed or any(entry.missing for entry in votes)):
             group.completed = True
             self.state.telemetry.completed(votes)
         group.available = bool(votes) and all(entry.available for entry in votes)

@@ -99,7 +99,7 @@ def families(watched: Sequence[Watched]) -> Iterator[Metric]:
     yield from _histograms(watched)
     yield from _counters(watched)
     for name, text, attribute in (
-        ("reward_mean", "Mean reward of what was pushed in the last minute or two.", "mean_reward"),
+        ("reward_mean", "Mean of the rewards that came in the last minute or two.", "mean_reward"),
         ("reward_stddev", "Standard deviation of the same.", "std_reward"),
         (
             "oldest_open_group_age_seconds",
@@ -133,7 +133,7 @@ def families(watched: Sequence[Watched]) -> Iterator[Metric]:
 
 def _histograms(watched: Sequence[Watched]) -> Iterator[Metric]:
     for name, text, attribute in (
-        ("reward", "Rewards of pushed experiences.", "rewards"),
+        ("reward", "Rewards of experiences, pushed or annotated.", "rewards"),
         ("response_tokens", "Response lengths of pushed experiences.", "response_tokens"),
     ):
         family = HistogramMetricFamily(_PREFIX + name, text, labels=["buffer"])
@@ -145,7 +145,11 @@ def _histograms(watched: Sequence[Watched]) -> Iterator[Metric]:
 
 def _counters(watched: Sequence[Watched]) -> Iterator[Metric]:
     for name, text, attribute in (
-        ("rewarded_experiences", "Experiences pushed with a reward.", "num_rewarded"),
+        (
+            "rewarded_experiences",
+            "Experiences that have got a reward, pushed or annotated.",
+            "num_rewarded",
+        ),
         ("solved_experiences", "Of these, those whose reward is above 0.", "num_solved"),
         (
             "zero_variance_groups",

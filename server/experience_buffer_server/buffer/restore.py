@@ -77,7 +77,7 @@ def restore(buffer: Buffer, state: StoredBuffer, store: Store) -> None:
     for group in groups.values():
         votes = group.votes
         group.available = group.is_whole and bool(votes) and all(e.available for e in votes)
-        group.completed = group.is_whole
+        group.completed = group.is_whole and not group.missing
     flow.state.progress.restore(state.progress, state.consumers)
     _restore_steps(flow, state.progress)
     restore_leases(flow, state.leases)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,7 +26,7 @@ from experience_buffer_server.runtime.response_bytes import Hold
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
 
-_STEPS_AT_ONCE = 20
+_STEPS_AT_ONCE, _DEPARTURES_AT_ONCE = 20, 100
 _Response = TypeVar("_Response", bound=Message)
 _SMALL_RESPONSE_BYTES = 4096
 """Of a response without payload."""
@@ -154,7 +155,13 @@ class Looking(service_pb2_grpc.ExperienceBufferServicer):
             unused_only=request.unused_only,
             limit=request.limit,
         )
-        return messages.message_of(looking_pb2.ListDeparturesResponse, found)
+        few = dataclasses.replace(found, departures=())
+        response = messages.message_of(looking_pb2.ListDeparturesResponse, few)
+        for number, one in enumerate(found.departures, 1):
+            response.departures.append(messages.message_of(looking_pb2.Departure, one))
+            if number % _DEPARTURES_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return response
 
     async def GetTrends(
         self, request: looking_pb2.GetTrendsRequest, context: Context

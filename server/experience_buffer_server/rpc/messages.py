@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Final, TypeAlias, TypeVar, cast
+from functools import cache
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast
 
 from google.protobuf import message_factory, struct_pb2
 from google.protobuf.message import Message
 
 from experience_buffer import errors
 from experience_buffer._codec import payload as payload_codec
-from experience_buffer._messages.names import ANNOTATE_REFUSAL, STATE, UNIT, names_of
+from experience_buffer._messages.names import ANNOTATE_REFUSAL, STATE, UNIT, Names, names_of
 from experience_buffer.looking import ExperienceState
 from experience_buffer.v1 import service_pb2, types_pb2
 from experience_buffer_server.buffer.buffer import Buffer
@@ -106,20 +107,45 @@ def message_of(kind: type[_Message], value: Any) -> _Message:
     What is None is absent; values within one become messages, and words numbers.
     """
     given = {}
-    for name, field in kind.DESCRIPTOR.fields_by_name.items():
-        of_field = getattr(value, name)
+    for field in _fields_of(cast("Any", kind)):
+        of_field = getattr(value, field.name)
         if of_field is None:
             continue
-        if field.enum_type is not None:
-            of_field = names_of(field.enum_type).by_name[of_field]
-        elif field.message_type is not None and not isinstance(of_field, dict):
-            part: Any = message_factory.GetMessageClass(cast("Any", field.message_type))
+        if field.words is not None:
+            of_field = field.words.by_name[of_field]
+        elif field.part is not None and not isinstance(of_field, dict):
             if field.is_repeated:
-                of_field = [message_of(part, each) for each in of_field]
+                of_field = [message_of(field.part, each) for each in of_field]
             else:
-                of_field = message_of(part, of_field)
-        given[name] = of_field
+                of_field = message_of(field.part, of_field)
+        given[field.name] = of_field
     return kind(**given)
+
+
+class _Field(NamedTuple):
+    """What a message's field holds."""
+
+    name: str
+    words: Names | None
+    """Where its values have words."""
+    part: type[Message] | None
+    """Where it holds messages."""
+    is_repeated: bool
+
+
+@cache
+def _fields_of(kind: type[Message]) -> tuple[_Field, ...]:
+    """What `message_of` has to know, found out once: an answer may hold thousands of messages."""
+    return tuple(
+        _Field(
+            name,
+            None if field.enum_type is None else names_of(field.enum_type),
+            None if part is None else message_factory.GetMessageClass(part),
+            field.is_repeated,
+        )
+        for name, field in kind.DESCRIPTOR.fields_by_name.items()
+        for part in [cast("Any", field.message_type)]
+    )
 
 
 def annotation_from(message: service_pb2.Annotation) -> Annotation:

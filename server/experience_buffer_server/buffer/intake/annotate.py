@@ -51,6 +51,11 @@ class _Change:
     words: str
     """What is added."""
 
+    @property
+    def is_first_reward(self) -> bool:
+        """It had no reward before; until it is replaced."""
+        return self.entry.record.reward is None
+
 
 class Annotating:
     """Annotates the experiences of one buffer. Not thread-safe."""
@@ -223,6 +228,8 @@ class Annotating:
 
     def _stored(self, changes: Sequence[_Change], scope: Sequence[Entry]) -> None:
         now = clock.now()
+        late = [r for c in changes if (r := c.record.reward) is not None and c.is_first_reward]
+        self._state.telemetry.trends.rewarded(late)
         for change in changes:
             # What was found damaged meanwhile stays set aside.
             record = dataclasses.replace(change.record, note=change.entry.record.note)

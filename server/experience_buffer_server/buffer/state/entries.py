@@ -217,7 +217,7 @@ class Group:
     overdue: bool = False
     """Unfinished past its deadline."""
     completed: bool = False
-    """It was told once that it is whole."""
+    """It was told once that it is whole, and lacks no field."""
 
     @property
     def is_open(self) -> bool:

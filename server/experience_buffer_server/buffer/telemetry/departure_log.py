@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -28,10 +28,12 @@ class _Left(NamedTuple):
     acks: Sequence[tuple[Acknowledgement, ...]]
     unused: Collection[int]
 
-    def departures(self) -> Iterator[Departure]:
+    def departures(self, *, unused_only: bool) -> Iterator[Departure]:
         """The last one first."""
         for entry, acks in zip(reversed(self.entries), reversed(self.acks), strict=True):
             record, group = entry.record, entry.group
+            if unused_only and record.seq not in self.unused:
+                continue
             yield Departure(
                 uid=record.uid,
                 group="" if group is None else group.row.key,
@@ -61,10 +63,10 @@ class _Kept:
         while self._size - len(self._parts[0].entries) >= MOST_KEPT:
             self._size -= len(self._parts.popleft().entries)
 
-    def departures(self) -> Iterator[Departure]:
+    def departures(self, *, unused_only: bool) -> Iterator[Departure]:
         """The newest first."""
-        newest = (one for left in reversed(self._parts) for one in left.departures())
-        return islice(newest, MOST_KEPT)
+        parts = (left.departures(unused_only=unused_only) for left in reversed(self._parts))
+        return islice(chain.from_iterable(parts), MOST_KEPT)
 
 
 class DepartureLog:
@@ -111,10 +113,11 @@ class DepartureLog:
         """The newest first; see `list_departures`."""
         chosen = [kept for name, kept in self._left.items() if reason in ("", name)]
         merged = heapq.merge(
-            *(kept.departures() for kept in chosen), key=attrgetter("time"), reverse=True
+            *(kept.departures(unused_only=unused_only) for kept in chosen),
+            key=attrgetter("time"),
+            reverse=True,
         )
-        found = (one for one in merged if not (unused_only and one.is_trained))
-        return islice(found, limit)
+        return islice(merged, limit)
 
     def window_times(self, now: float) -> tuple[float, ...]:
         """Beginnings of the windows of `counts`: up to now, since the first in which anything left."""

@@ -50,7 +50,7 @@ class Learning:
         self.rewards = Buckets(REWARD_LIMITS)
         self.response_tokens = Buckets(LENGTH_LIMITS)
         self.num_rewarded = 0
-        """Experiences that were pushed with a reward."""
+        """Experiences that have got a reward, when they were pushed or later."""
         self.num_solved = 0
         """Of these, those whose reward is above 0."""
         self.groups: dict[Solved, int] = {"all": 0, "some": 0, "none": 0}
@@ -58,10 +58,13 @@ class Learning:
         self.num_zero_variance_groups = 0
         """Of these, those all of whose rewards are equal."""
 
-    def pushed(self, rewards: NDArray[np.float64], lengths: NDArray[np.float64]) -> None:
-        """Experiences came, each with a length, some with a reward; shapes [R] and [N]."""
-        self.rewards.add(rewards)
+    def pushed(self, lengths: NDArray[np.float64]) -> None:
+        """Experiences came, of these lengths, shape [N]."""
         self.response_tokens.add(lengths)
+
+    def rewarded(self, rewards: NDArray[np.float64]) -> None:
+        """Rewards came, with their experiences or later, shape [R]."""
+        self.rewards.add(rewards)
         self.num_rewarded += len(rewards)
         self.num_solved += int(np.count_nonzero(rewards > 0))
 

@@ -17,6 +17,7 @@ from experience_buffer.history import ConsumerTrend, TrendPoint
 from experience_buffer_server.buffer.telemetry.learning import Learning
 from experience_buffer_server.buffer.telemetry.seen import Depth, Seen
 from experience_buffer_server.buffer.telemetry.spread import WHOLE, Spread
+from experience_buffer_server.store.record import Record
 
 INTERVAL_SECONDS: Final = 5.0
 KEPT_SECONDS: Final = 900.0
@@ -98,7 +99,9 @@ class TrendLog:
         """Oldest first; one in which nothing changed is that before it, at other times, too."""
         self._minutes: deque[tuple[float, Spreads]] = deque([(now, Spreads())])
         """With their beginnings, oldest first; the last one isn't over."""
-        self._pushed: list[Seen] = []
+        self._pushed: list[Record] = []
+        self._rewards: list[float] = []
+        """Those that came later than their experiences."""
         self._ages: list[float] = []
         self._staleness: list[int] = []
         self._advantages: list[float] = []
@@ -107,8 +110,15 @@ class TrendLog:
 
     def pushed(self, entries: Sequence[Seen]) -> None:
         """Experiences, or failed rollouts, were stored."""
-        self._pushed += entries
+        # As they are now: an annotation may replace what is known of them.
+        self._pushed += [entry.record for entry in entries]
         if len(self._pushed) >= _MOST_NOTED:
+            self.count()
+
+    def rewarded(self, rewards: Sequence[float]) -> None:
+        """Rewards came for experiences that were pushed without one."""
+        self._rewards += rewards
+        if len(self._rewards) >= _MOST_NOTED:
             self.count()
 
     def delivered(
@@ -152,12 +162,15 @@ class TrendLog:
 
     def count(self) -> None:
         """Count what was noted."""
-        if not (self._pushed or self._ages or self._staleness or self._advantages):
+        noted = (self._pushed, self._rewards, self._ages, self._staleness, self._advantages)
+        if not any(noted):
             return
         current, spreads = self._current, self._minutes[-1][1]
         current.is_idle = False
         if self._pushed:
             self._count_pushed(current, spreads)
+        if self._rewards:
+            self._count_rewards(np.array(self._rewards), current, spreads)
         if self._ages:
             ages = np.array(self._ages)
             current.ages.add(ages)
@@ -168,22 +181,27 @@ class TrendLog:
             spreads.staleness.add(staleness)
         if self._advantages:
             spreads.advantages.add(np.array(self._advantages))
-        self._ages, self._staleness, self._advantages = [], [], []
+        self._rewards, self._ages, self._staleness, self._advantages = [], [], [], []
 
     def _count_pushed(self, current: _Interval, spreads: Spreads) -> None:
-        records = [entry.record for entry in self._pushed]
-        self._pushed = []
+        records, self._pushed = self._pushed, []
         experiences = [record for record in records if not record.tombstone]
         rewards = np.array([r.reward for r in experiences if r.reward is not None], np.float64)
         lengths = np.array([record.response_tokens for record in experiences], np.float64)
         current.num_pushed += len(experiences)
         current.num_pushed_bytes += sum([record.payload_bytes for record in experiences])
+        current.lengths.add(lengths)
+        spreads.response_tokens.add(lengths)
+        self._learning.pushed(lengths)
+        self._count_rewards(rewards, current, spreads)
+
+    def _count_rewards(
+        self, rewards: NDArray[np.float64], current: _Interval, spreads: Spreads
+    ) -> None:
         current.rewards.add(rewards)
         current.num_solved += int(np.count_nonzero(rewards > 0))
-        current.lengths.add(lengths)
         spreads.rewards.add(rewards)
-        spreads.response_tokens.add(lengths)
-        self._learning.pushed(rewards, lengths)
+        self._learning.rewarded(rewards)
 
     # --- time
 

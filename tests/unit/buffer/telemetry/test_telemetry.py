@@ -13,6 +13,7 @@ from experience_buffer.history import StepInfo, TrendPoint, Trends
 from experience_buffer_server.buffer import past
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.flow import depth_of
+from experience_buffer_server.buffer.intake.annotation import Annotation
 from experience_buffer_server.buffer.telemetry.trend_log import INTERVAL_SECONDS, KEPT_SECONDS
 from experience_buffer_server.runtime import clock
 from tests.unit.buffer_verbs import change, consume, leased, of_version, pushed, sampled
@@ -304,3 +305,22 @@ async def test_groups_that_became_whole_are_counted_once(world: World) -> None:
     await buffer.push(pushed((5, 0)))
     await buffer.push(push(dead=[(5, 1)]))
     assert sum(learning.groups.values()) == 4, "one reward is compared with none"
+
+
+async def test_rewards_that_come_later_count_once(world: World) -> None:
+    buffer = await world.create(
+        group_size=2,
+        consumers=[{"name": "trainer", "unit": "group"}],
+        advantage={"estimator": "grpo"},
+        on_missing_field="wait",
+    )
+    await buffer.push(pushed((1, 0), (1, 1), reward=None))
+    learning = buffer.state.telemetry.learning
+    assert sum(learning.groups.values()) == 0
+    for run, reward in ((0, 1.0), (1, 1.0), (1, 0.5)):
+        await buffer.annotate([Annotation(uid=uid(1, run), reward=reward)])
+    tick(buffer)
+    assert (learning.num_rewarded, learning.num_solved) == (2, 2)
+    assert learning.groups == {"all": 1, "some": 0, "none": 0}
+    (point,) = points(buffer)
+    assert (point.num_pushed, point.mean_reward, point.solve_ratio) == (2, 1.0, 1.0)
