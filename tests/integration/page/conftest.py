@@ -23,7 +23,7 @@ def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def trained(window: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server in which there is training, open groups, an open lease, and what somebody hostile pushed."""
     folder = tmp_path_factory.mktemp("trained")
-    with serving(Server(folder, compiled_reader=True)) as server:
+    with serving(Server(folder, toml=world.settings(folder), compiled_reader=True)) as server:
         with Client(server.address) as client:
             world.fill(client)
         with Client(server.address) as client, world.waiting(server.address):

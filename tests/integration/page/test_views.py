@@ -31,6 +31,8 @@ _VIEWS: Final = {
     "step": (f"#/b/{MATH}/step/trainer/2", "16"),
     "departures": (f"#/b/{MATH}/departures", "its environment was shut down"),
     "search": (f"#/b/{AGENTS}/search?q=reward+%3C+0", "agents/0/1/0/x"),
+    "archived": (f"#/b/{MATH}/experience/0/0/0/0/x", "acknowledged for trainer at step 1"),
+    "archive": (f"#/b/{MATH}/search?from=archive", "0/0/0/0/x"),
     "empty": (f"#/b/{EMPTY}", "These three lines"),
 }
 _LOOKS: Final = [(WIDE, "light"), (WIDE, "dark"), (NARROW, "dark"), (NARROW, "light")]

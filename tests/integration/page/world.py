@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import base64
+import functools
 import math
 import struct
 import threading
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Final
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from experience_buffer import (
     EID,
@@ -37,11 +42,35 @@ _QUESTION = "What is the sum of the first {} odd numbers? Answer in \\boxed{{}}.
 _SYSTEM = "You are a careful mathematician. Use the tool when numbers get large."
 
 
+def settings(folder: Path) -> str:
+    """A server that has texts for these experiences' tokens, as TOML."""
+    path = folder / "tokenizer.json"
+    _tokenizer().save(str(path))
+    return f'[server]\ntokenizer = "{path}"\n'
+
+
+@functools.cache
+def _tokenizer() -> tokenizers.Tokenizer:
+    """One that has learned from what is said here: words and parts of them, as models have."""
+    made = tokenizers.Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    texts = [text for task in range(0, 40, 3) for run in range(4) for text in _texts(task, run)]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=700, initial_alphabet=alphabet, show_progress=False)
+    made.train_from_iterator([*texts, _SYSTEM], trainer)
+    return made
+
+
+def _ids(text: str) -> list[int]:
+    return list(_tokenizer().encode(text).ids)
+
+
 def fill(client: Client) -> None:
     """Make the buffers, and let a trainer work on one of them."""
     readers = [ConsumerConfig("trainer", unit="group"), ConsumerConfig("reference", raw=True)]
     for name in (MATH, AGENTS, HOSTILE):
-        config = BufferConfig(name, group_size=4, advantage="grpo", consumers=readers)
+        config = BufferConfig(name, group_size=4, advantage="grpo", consumers=readers, archive={})
         client.create_buffer(config)
     client.create_buffer(BufferConfig(EMPTY, group_size=4, advantage="grpo"))
     _train(client)
@@ -76,8 +105,11 @@ def _train(client: Client) -> None:
     rollouts = [rollout(task, run) for task in range(26) for run in range(4)]
     client.push(rollouts, buffer=MATH)
     client.publish_policy_version(12, buffer=MATH)
+    client.sample(104, buffer=MATH, consumer="reference", timeout=30).ack()
     for step in range(1, 4):
         client.sample(4, buffer=MATH, consumer="trainer", timeout=30).ack(step)
+    # What the first step has consumed can't be rewound any more, and leaves.
+    client.declare_safe(1, buffer=MATH, consumer="trainer")
     client.sample(3, buffer=MATH, consumer="trainer", timeout=30)
 
 
@@ -93,21 +125,18 @@ def _leave_open(client: Client) -> None:
 
 def rollout(task: int, run: int) -> Experience:
     """One of four answers to a question."""
-    number = 10 + task
-    right = (task * 7 + run * 3) % 5 < 2
-    words = (
-        f"The first odd numbers are 1, 3, 5. Their sum is n squared: {number} * {number}. ".split()
-    )
-    response = [1000 + (task * 31 + run * 17 + index) % 500 for index in range(60 + 10 * run)]
-    answer = number * number + (0 if right else run + 1)
+    question, answer = _texts(task, run)
+    response = _ids(answer)
     return Experience(
         eid=EID(0, task, run, 0, "x"),
-        prompt=list(range(100, 130)),
+        prompt=_ids(question),
         response=response,
-        logprobs=[-0.05 - abs(math.sin(index * 0.7)) * 3 for index in range(len(response))],
-        reward=1.0 if right else 0.0,
-        prompt_text=_QUESTION.format(number),
-        response_text=" ".join(words * (1 + run)) + f" \\boxed{{{answer}}}",
+        logprobs=[
+            -0.02 - abs(math.sin(index * 0.7 + run)) ** 6 * 3 for index in range(len(response))
+        ],
+        reward=1.0 if _is_right(task, run) else 0.0,
+        prompt_text=question,
+        response_text=answer,
         info={
             "model_version": 10 + task % 3,
             "env": "odd-numbers",
@@ -117,14 +146,37 @@ def rollout(task: int, run: int) -> Experience:
     )
 
 
+def _is_right(task: int, run: int) -> bool:
+    return (task * 7 + run * 3) % 5 < 2
+
+
+def _texts(task: int, run: int) -> tuple[str, str]:
+    """A question and one of the answers to it."""
+    number = 10 + task
+    ways = (
+        f"The odd numbers are 1, 3, 5, ..., and the last of {number} is 2 * {number} - 1 = {2 * number - 1}.\n"
+        f"Pairs from both ends add up to {2 * number}, and there are {number} / 2 of them.",
+        f"A square of side n holds 1 + 3 + 5 + ... up to n terms, so I need {number} squared.\n"
+        "Let me check with a small case: 1 + 3 = 4 = 2 * 2. That works.",
+        f"I add them one by one: 1, 4, 9, 16, 25, ...\nThese are the squares, so term {number} of the sums "
+        f"is {number} * {number}.\nWait, let me check the number of terms again: {number}. Good.",
+        "By induction: the sum of the first n is n * n. It holds for 1. Adding 2n + 1 gives "
+        "(n + 1) * (n + 1).\nSo it holds for all n.",
+    )
+    result = number * number + (0 if _is_right(task, run) else run + 1)
+    return _QUESTION.format(number), f"{ways[run]}\nThe answer is \\boxed{{{result}}}."
+
+
 def _agent(task: int, run: int) -> Experience:
-    """A conversation with a tool and an image; what the tool said isn't trained on."""
-    size = 96 + 8 * run
-    mask = [not 40 <= index < 60 for index in range(size)]
+    """A conversation with a tool and an image."""
     image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{_png(40, 24)}"}}
     code = f'{{"code": "print(sum(2 * k - 1 for k in range(1, {task + 13})))"}}'
     call = {"id": "c1", "type": "function", "function": {"name": "python", "arguments": code}}
     question = {"type": "text", "text": _QUESTION.format(task + 12)}
+    said, shown = _ids("I compute it with the tool.\n" + code), _ids(f"\n{(task + 12) ** 2}\n")
+    end = _ids(f"So it is \\boxed{{{(task + 12) ** 2 + run}}}.")
+    response = [*said, *shown, *end]
+    prompt = _ids(_SYSTEM + "\n" + _QUESTION.format(task + 12))
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": _SYSTEM},
         {"role": "user", "content": [question, image]},
@@ -134,10 +186,11 @@ def _agent(task: int, run: int) -> Experience:
     ]
     return Experience(
         eid=EID("agents", task, run, 0, "x"),
-        tokens=list(range(200, 240 + size)),
-        prompt_length=40,
-        action_mask=mask,
-        logprobs=[-0.02 * (index % 37) for index in range(size)],
+        tokens=[*prompt, *response],
+        prompt_length=len(prompt),
+        # What the tool said isn't trained on.
+        action_mask=[True] * len(said) + [False] * len(shown) + [True] * len(end),
+        logprobs=[-0.02 * (index % 37) for index in range(len(response))],
         reward=[1.0, -0.5, 0.25, 0.0][run],
         messages=messages,
         tools=[{"type": "function", "function": {"name": "python", "parameters": {}}}],
@@ -148,10 +201,11 @@ def _agent(task: int, run: int) -> Experience:
 
 def _long() -> Experience:
     wave = [math.sin(index / 400) for index in range(LONG)]
+    words = _ids(_texts(7, 2)[1] + "\n")
     return Experience(
         eid=EID("long", 1, 0, 0, "x"),
         prompt=[1, 2, 3],
-        response=[index % 50_000 for index in range(LONG)],
+        response=[words[index % len(words)] for index in range(LONG)],
         logprobs=[-0.5 + 0.4 * value for value in wave],
         advantages=wave,
         reward=1.0,

@@ -71,11 +71,16 @@ export function duration(seconds) {
   return NONE;
 }
 
+/** When something is full; empty where nobody needs to think of that yet. */
+export function fullIn(seconds) {
+  return isNumber(seconds) && seconds < 366 * 86400 ? `full in ${duration(seconds)} at this rate` : "";
+}
+
 /** How long ago: one unit where two say no more. */
 export function ago(seconds) {
   if (!isNumber(seconds)) return NONE;
   if (seconds < 1) return "just now";
-  const said = duration(seconds < 9.95 ? Math.round(seconds) : seconds);
+  const said = seconds < 9.95 ? `${Math.round(seconds)} s` : duration(seconds);
   return `${seconds < 600 ? said : said.split(" ").slice(0, 2).join(" ")} ago`;
 }
 
@@ -95,7 +100,7 @@ export function instant(time) {
 export function percent(ratio) {
   if (!isNumber(ratio)) return NONE;
   const value = ratio * 100;
-  return `${value !== 0 && value < 9.95 ? decimal(value, 1) : WHOLE.format(value)} %`;
+  return `${value >= 0.05 && value < 9.95 ? decimal(value, 1) : WHOLE.format(value)} %`;
 }
 
 /** "1 group", "1,234 groups". */

@@ -139,6 +139,7 @@ function failed(error, place, actions) {
     h("h1", null, isGone ? "It isn't here" : error.status ? "The server refused this" : "No answer"),
     h("p", { class: "said" }, harmless(error.message)),
     isGone && place.buffer ? h("p", { class: "soft" }, "What was consumed, dropped or refused may be among the ",
-      h("a", { href: to("departures", place.buffer) }, "departures"), ".") : null,
+      h("a", { href: to("departures", place.buffer) }, "departures"),
+      place.tail ? [", and what is archived of it ", h("a", { href: to("search", place.buffer, "", { q: place.view === "group" ? `task = ${JSON.stringify(place.tail)}` : place.tail, from: "archive" }) }, "here")] : null, ".") : null,
     h("button", { type: "button", onclick: actions.reload }, "Try again"));
 }

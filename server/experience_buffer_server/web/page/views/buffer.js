@@ -3,7 +3,7 @@
 import { h } from "../h.js";
 import { to } from "../route.js";
 import { meter } from "../charts.js";
-import { count, duration, line, percent, size } from "../format.js";
+import { count, counted, fullIn, instant, line, percent, size } from "../format.js";
 import { facts, head, numbers, since } from "../parts.js";
 import { ALL, charts, isBusy, spread } from "./trends.js";
 import { needs } from "./overview.js";
@@ -41,7 +41,7 @@ function estimator({ config }) {
 
 function stored(stats, name) {
   const said = stats.max_bytes ? `${size(stats.num_bytes)} of ${size(stats.max_bytes)}` : size(stats.num_bytes);
-  const forecast = stats.full_in_seconds === null ? "" : `; full in ${duration(stats.full_in_seconds)} at this rate`;
+  const forecast = fullIn(stats.full_in_seconds);
   return h("section", { class: "card stack", "aria-label": "What it holds" },
     numbers([
       [stats.max_items ? `${count(stats.num_items)} of ${count(stats.max_items)}` : count(stats.num_items), "experiences"],
@@ -54,10 +54,17 @@ function stored(stats, name) {
       [stats.policy_version === null ? "–" : count(stats.policy_version), "policy version"],
       [percent(stats.keep_ratio), "of what left was trained on"],
     ].filter(Boolean)),
-    stats.used_ratio === null ? null : [meter(stats.used_ratio, `${percent(stats.used_ratio)} of what it may hold`), h("p", { class: "soft" }, `${percent(stats.used_ratio)} of what it may hold${forecast}`)],
+    stats.used_ratio === null ? null : [meter(stats.used_ratio, `${percent(stats.used_ratio)} of what it may hold`), h("p", { class: "soft" }, `${percent(stats.used_ratio)} of what it may hold${forecast && `; ${forecast}`}`)],
+    stats.archive ? h("p", { class: "soft said" }, archive(stats.archive), " ", h("a", { href: to("search", name, "", { from: "archive" }) }, "Look into it")) : null,
+    stats.archive?.trouble ? h("p", { class: "red said" }, line(stats.archive.trouble, 400)) : null,
     stats.oldest_open_group ? h("p", { class: "soft said" }, line(stats.oldest_open_group, 300)) : null,
     stats.computing_waits_for ? h("p", { class: "soft said" }, line(stats.computing_waits_for, 300)) : null);
 }
+
+const archive = (of) => [
+  `Archive: ${counted(of.num_rows + of.num_pending, "experience")} in ${counted(of.num_segments, "file")} of ${size(of.num_bytes)}`,
+  of.oldest_time === null ? null : `back to ${instant(of.oldest_time).slice(0, 16)}`, of.num_lost ? `${count(of.num_lost)} were lost` : null,
+].filter(Boolean).join("; ");
 
 const link = (view, name, number, query) => h("a", { href: to(view, name, "", query) }, count(number));
 

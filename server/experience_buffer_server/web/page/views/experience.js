@@ -18,7 +18,7 @@ export const experience = {
   at: ({ query }) => query.get("at"),
   async load({ place, signal, held, local }) {
     const { stored, content } = await data.experience(place.buffer, place.tail, signal, local.isWhole ? MOST_CHARS : null);
-    return { found: { ...stored, content }, group: held?.group ?? (await membersOf(place.buffer, stored.summary.group, signal)) };
+    return { found: { ...stored, content }, group: held?.group ?? (await membersOf(place.buffer, stored.summary, signal)) };
   },
   leave: forgetImages,
   render({ found, group }, outer) {
@@ -32,18 +32,22 @@ export const experience = {
         h("div", { class: "stack" },
           words(found, context),
           summary.response_tokens ? tokens(found, place, colour) : null),
-        h("div", { class: "stack" }, identity(found, place.buffer), where(summary, place.buffer), past(found, place.buffer), beside(found))),
+        h("div", { class: "stack" }, identity(found, place.buffer), where(summary, place.buffer), past(found, place.buffer), later(found), beside(found))),
     ];
   },
 };
 
 const MOST_CHARS = 2_000_000;
 
-// The members of its group; what was consumed has none any more.
-async function membersOf(buffer, key, signal) {
+// The uids of its group's members: of the group, or of what the archive has of it.
+async function membersOf(buffer, summary, signal) {
+  const { group: key, state } = summary;
   if (!key) return null;
   try {
-    return (await data.group(buffer, key, signal)).members.map((member) => member.uid);
+    if (state !== "archived") return (await data.group(buffer, key, signal)).members.map((member) => member.uid);
+    const by = ["tid", "rid", "sid"].find((name) => summary[name] === key);
+    const { experiences } = await data.experiences(buffer, { [by]: key, archived: true, page_size: 256 }, signal);
+    return [...new Set(experiences.map((each) => each.uid))].sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
   } catch (error) {
     if (error.name === "AbortError") throw error;
     return null;
@@ -58,7 +62,7 @@ function top({ summary, departure }, members, place) {
   return h("div", null,
     h("p", { class: "crumbs" }, key ? ["Group ", groupLink(place.buffer, key)] : h("a", { href: to("search", place.buffer) }, "Experiences"),
       at >= 0 ? [`, member ${count(at + 1)} of ${count(members.length)}`, neighbours([["prev", beside(-1), "previous"], ["next", beside(1), "next"]])] : null),
-    h("div", { class: "head" }, h("h1", { class: "uid", tabindex: -1 }, line(summary.uid, 300)), chip(departure ? "archived" : summary.state),
+    h("div", { class: "head" }, h("h1", { class: "uid", tabindex: -1 }, line(summary.uid, 300)), chip(summary.state),
       h("div", { class: "tools" },
         copy("Copy uid", summary.uid), copy("Copy as Python", `client.get(${pythonText(summary.uid)}, buffer=${pythonText(place.buffer)})`),
         h("button", { type: "button", onclick: () => download(data.payloadPath(place.buffer), { uid: summary.uid }, `${summary.uid.replace(/[^\w.-]+/g, "_")}.trxp`) }, "Download"))));
@@ -139,19 +143,38 @@ function where({ places }, buffer) {
   return h("section", { class: "card" }, h("h2", null, "For each consumer"), consumerPlaces(places, buffer));
 }
 
-function past({ history = [], departure }, buffer) {
-  if (!history.length && !departure) return null;
+// Of what has left, the archive knows the ends; of what is stored, the server remembers each step.
+function eventsOf({ summary, history = [], departure }) {
+  if (!departure) return history;
+  const known = history.length ? history : [
+    { kind: "pushed", time: summary.push_time },
+    ...departure.acked_by.map((by) => ({ kind: "acknowledged", ...by })),
+  ];
+  const left = { kind: `left: ${departure.reason.replaceAll("_", " ")}`, time: departure.time, message: departure.message };
+  return known.some((event) => event.kind === "departed") ? known : [...known, left];
+}
+
+function past(found, buffer) {
+  const events = eventsOf(found);
+  if (!events.length) return null;
   return h("section", { class: "card" }, h("h2", null, "What has happened"),
-    h("ol", { class: "timeline" }, history.map((event) => h("li", null,
-      h("div", null, WHAT[event.kind] ?? line(event.kind, 40),
+    h("ol", { class: "timeline" }, events.map((event) => h("li", null,
+      h("div", null, WHAT[event.kind] ?? line(event.kind, 60),
         event.consumer ? [event.kind === "leased" ? " by " : " for ", said(event.consumer, 64)] : null,
         event.who ? [event.consumer ? " (" : " by ", said(event.who, 120), event.consumer ? ")" : ""] : null,
         typeof event.step === "number" ? [" at ", h("a", { href: to("step", buffer, `${event.consumer}/${event.step}`) }, `step ${count(event.step)}`)] : null,
         event.lease_id ? [", ", h("a", { href: to("lease", buffer, event.lease_id) }, `lease ${event.lease_id}`)] : null,
-        typeof event.until_time === "number" ? [", until ", h("span", { title: instant(event.until_time) }, instant(event.until_time).slice(11, 19))] : null),
-      event.message ? h("div", { class: "soft said" }, line(event.message, 300)) : null,
-      typeof event.time === "number" ? h("time", { title: instant(event.time) }, instant(event.time).slice(11, 19), ", ", since(event.time)) : null))),
-    departure ? h("p", { class: "said" }, `Left as ${line(departure.reason, 60)}`, departure.message ? `: ${line(departure.message, 300)}` : "") : null);
+        typeof event.until_time === "number" ? [", until ", clock(event.until_time)] : null),
+      event.message && event.message !== "its group is whole" ? h("div", { class: "soft said" }, line(event.message, 300)) : null,
+      typeof event.time === "number" ? h("time", null, clock(event.time), ", ", since(event.time)) : null))));
+}
+
+const clock = (time) => h("span", { title: instant(time) }, instant(time).slice(11, 19));
+
+// What was found out about it after it had left.
+function later({ later: found = [] }) {
+  return found.length ? h("section", { class: "card stack" }, h("h2", null, "Found out later"), found.slice(-20).map((each) => h("div", null,
+    h("p", { class: "soft" }, since(each.time), each.reward === null ? null : `: reward ${short(each.reward)}`), Object.keys(each.info).length ? tree(each.info) : null))) : null;
 }
 
 function beside({ content: told }) {

@@ -3,7 +3,7 @@
 import { h } from "../h.js";
 import { to } from "../route.js";
 import { meter } from "../charts.js";
-import { count, counted, duration, line, percent, size } from "../format.js";
+import { count, counted, duration, fullIn, line, percent, size } from "../format.js";
 import { FIRST, charts, isBusy } from "./trends.js";
 import { firstLines } from "./first.js";
 import * as data from "../data.js";
@@ -102,8 +102,7 @@ function disk({ disk: of }) {
   const said = [
     `${size(of.live_bytes)} in use${of.limit_bytes ? ` of ${size(of.limit_bytes)}` : ""}`,
     of.free_bytes === null ? null : `${size(of.free_bytes)} free on the disk`,
-    of.full_in_seconds !== null ? `full in ${duration(of.full_in_seconds)} at this rate${of.full_by ? ` (${line(of.full_by, 60)})` : ""}`
-      : of.growth_bytes_per_second !== null ? "not growing" : null,
+    fullIn(of.full_in_seconds) && `${fullIn(of.full_in_seconds)} (${line(of.full_by, 60)})`,
   ].filter(Boolean).join("; ");
   return h("section", { class: "card stack tight", "aria-label": "Store" },
     h("div", { class: "head" }, h("h2", null, "Store"), h("p", { class: "soft said", title: line(of.place, 200) }, said)),

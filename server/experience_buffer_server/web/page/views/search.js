@@ -17,7 +17,8 @@ export const search = {
   async load({ place, signal }) {
     const { filters, problems } = understood(place.query.get("q") ?? "");
     if (problems.length) return { problems, experiences: [] };
-    const answer = await data.experiences(place.buffer, { ...filters, newest_first: place.query.get("order") === "oldest" ? null : true, page_size: PAGE, page_token: place.query.get("page") }, signal);
+    const archived = place.query.get("from") === "archive" ? true : filters.archived;
+    const answer = await data.experiences(place.buffer, { ...filters, archived, newest_first: place.query.get("order") === "oldest" ? null : true, page_size: PAGE, page_token: place.query.get("page") }, signal);
     return { ...answer, problems };
   },
   render({ experiences, problems, next_page_token: next }, { place, status }) {
@@ -29,12 +30,13 @@ export const search = {
         h("label", { class: "unseen", for: "asked" }, "What is asked"),
         h("input", { id: "asked", name: "q", type: "search", value: asked, spellcheck: "false", autocomplete: "off", placeholder: "uid, text, reward < 0, version = 12, state = ready" }),
         h("button", null, "Search"),
-        choices("Order", "order", place.query.get("order") ?? "", [["", "Newest first"], ["oldest", "Oldest first"]])),
+        choices("Order", "order", place.query.get("order") ?? "", [["", "Newest first"], ["oldest", "Oldest first"]]),
+        choices("Where", "from", place.query.get("from") ?? "", [["", "Stored"], ["archive", "Archived"]])),
       h("p", { class: "chips" }, EXAMPLES.map((example) => h("a", { class: "chip", href: to("search", place.buffer, "", { q: example }) }, example))),
       buffers.length > 1 && asked ? h("p", { class: "soft" }, "The same in ", buffers.filter((each) => each.name !== place.buffer).map((each, index) => [index ? ", " : "", h("a", { href: to("search", each.name, "", { q: asked }) }, line(each.name, 64))])) : null,
       problems.length ? h("p", { class: "banner said" }, problems.map((each) => line(each, 200)).join("; ")) : null,
       experiences.length ? experienceTable(experiences, place) : problems.length ? null
-        : next ? empty("Nothing on this page; there is more to look through.") : empty(asked ? "Nothing like this is stored." : "Nothing is stored now.", asked ? h("p", { class: "soft" }, "What was trained on is searched with ", h("code", null, "archived = yes"), ".") : null),
+        : next ? empty("Nothing on this page; there is more to look through.") : empty(asked ? "Nothing like this is stored." : "Nothing is stored now.", place.query.get("from") ? null : h("p", { class: "soft" }, "What has left may be ", h("a", { href: to("search", place.buffer, "", { q: asked, from: "archive" }) }, "in the archive"), ".")),
       pages(place, next),
     ];
   },
@@ -49,6 +51,8 @@ export function experienceTable(rows, place) {
     { name: "Tokens", title: "of the response", cell: (each) => count(each.response_tokens), sort: (each) => each.response_tokens, number: true },
     { name: "Version", cell: (each) => (each.min_policy_version === null ? null : each.min_policy_version === each.max_policy_version ? count(each.min_policy_version) : `${count(each.min_policy_version)}–${count(each.max_policy_version)}`), sort: (each) => each.min_policy_version, number: true },
     { name: "Size", cell: (each) => size(each.payload_bytes), sort: (each) => each.payload_bytes, number: true },
+    { name: "Left as", cell: (each) => (each.departure_reason ? said(each.departure_reason.replaceAll("_", " "), 60) : null), sort: (each) => each.departure_reason, tight: true },
+    { name: "Left", cell: (each) => (each.departure_time === null ? null : since(each.departure_time)), sort: (each) => -each.departure_time, number: true },
     { name: "Pushed", cell: (each) => since(each.push_time), sort: (each) => -each.push_time, number: true },
     { name: "Note", cell: (each) => (each.message ? said(each.message, 160) : null), words: true },
   ] });

@@ -49,6 +49,16 @@ function columns(buffer) {
 /** "trainer/51": the step is behind the last slash. */
 const partsOf = (tail) => [tail.slice(0, tail.lastIndexOf("/")), tail.slice(tail.lastIndexOf("/") + 1)];
 
+// Those that are stored; where none is any more, those that the archive has.
+async function membersOf({ buffer, query }, consumer, step, signal) {
+  const asked = { consumer, step, page_size: 100, page_token: query.get("page") };
+  if (query.get("from") !== "archive") {
+    const stored = await data.experiences(buffer, asked, signal);
+    if (stored.experiences.length || stored.next_page_token) return stored;
+  }
+  return { ...(await data.experiences(buffer, { ...asked, archived: true }, signal)), from: "archive" };
+}
+
 export const step = {
   every: 10,
   title: (_, { tail, buffer }) => `Step ${partsOf(tail)[1]} of ${partsOf(tail)[0]} · ${buffer}`,
@@ -56,7 +66,7 @@ export const step = {
     const [consumer, number] = partsOf(place.tail);
     const [found, members] = await Promise.all([
       data.step(place.buffer, consumer, number, signal),
-      data.experiences(place.buffer, { consumer, step: number, page_size: 100, page_token: place.query.get("page") }, signal),
+      membersOf(place, consumer, number, signal),
     ]);
     return { step: found, members };
   },
@@ -76,8 +86,8 @@ export const step = {
       h("section", { class: "card" }, h("h2", null, "The same batches again"), h("div", { class: "filters" }, h("code", { class: "said" }, bundle), copy("Copy", bundle))),
       found.groups.length ? h("section", { class: "card" }, h("h2", null, found.groups.length < found.num_groups ? `The first ${count(found.groups.length)} of its groups` : "Its groups"), h("p", { class: "links" }, found.groups.map((key) => groupLink(place.buffer, key)))) : null,
       members.experiences.length ? [h("h2", null, `${counted(members.experiences.length, "experience")} of it`), experienceTable(members.experiences, place)]
-        : h("p", { class: "soft" }, "Its experiences have left; what the archive keeps is found by search."),
-      pages(place, members.next_page_token),
+        : h("p", { class: "soft" }, "Its experiences have left, and no archive keeps them."),
+      pages(place, members.next_page_token, members.from),
     ];
   },
 };
