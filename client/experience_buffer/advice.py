@@ -314,7 +314,7 @@ def _cure_of_wait(buffer: BufferStats, consumer: ConsumerStats) -> tuple[str, st
         return ("nothing: they are being computed", "", "groups")
     return (
         f"let workers push more: are they running, and do they push to {name}?",
-        _command("list", name, "--newest"),
+        _command("tail", name),
         "buffer",
     )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -74,6 +76,7 @@ def test_show_has_texts_tokens_and_the_computation_with_its_numbers(
     assert "It is 4." in shown.out
     assert "8 9 10 11" in shown.out
     assert "1 of 4 are masked" in shown.out
+    assert max(map(len, shown.out.splitlines())) < 100, "no line is filled up in a file"
     plain = run("show", uids[1], "-b", name, "--json").value
     assert plain == json.loads(json.dumps(client.get(uids[1], buffer=name).to_dict()))
 
@@ -128,11 +131,59 @@ def test_hostile_texts_do_nothing_to_a_terminal(
     for command in (["show", pushed[0].eid.uid], ["list"]):
         whole = [sys.executable, "-m", "experience_buffer_server", *command, "-b", name]
         with Program([*whole, "--address", shared_server.address], height=1000) as program:
-            assert program.ended() == 0
+            assert program.ended() == 0, program.output
             assert not program.screen.odd, "a sequence of ours only"
             assert "\u202e" not in program.output
             assert "\x9b" not in program.output
             assert len(program.output) < 60_000
+
+
+def test_the_beginning_of_a_uid_is_enough_where_it_is_one(
+    run: CommandLine, client: Client, name: str
+) -> None:
+    create(client, name, 2)
+    pushed = rollouts(rewards=(0.0, 1.0))
+    client.push(pushed, buffer=name)
+    assert run("show", "0/7/1", "-b", name).out.startswith(pushed[1].eid.uid)
+    several = run("show", "0/7", "-b", name)
+    assert several.status == 2
+    assert "several begin so" in several.err
+    unknown = run("show", "0/9", "-b", name)
+    assert unknown.status == 1
+    assert run("show", "0/9", "-b", name, "--json").error["type"] == "ExperienceNotFoundError"
+
+
+def test_tail_shows_what_comes_and_ends_with_ctrl_c(
+    shared_server: Server, client: Client, name: str
+) -> None:
+    create(client, name, 2)
+    client.push(rollouts(task=1), buffer=name)
+    command = [sys.executable, "-m", "experience_buffer_server", "tail", "-b", name, "-n", "1"]
+    with Program([*command, "--every", "0.2", "--address", shared_server.address]) as program:
+        program.until(lambda text: "0/1/1/" in text, "what was there")
+        assert "0/1/0/" not in program.screen.text
+        client.push(rollouts(task=2), buffer=name)
+        shown = program.until(lambda text: "0/2/1/" in text, "what is new")
+        assert shown.index("0/2/0/") < shown.index("0/2/1/")
+        assert shown.count("0/1/1/") == 1
+        program.type("\x03")
+        assert program.ended() == 0
+        assert program.is_as_before()
+
+
+def test_tail_as_json_is_a_line_for_each(shared_server: Server, client: Client, name: str) -> None:
+    create(client, name, 2)
+    client.push(rollouts(task=1), buffer=name)
+    command = [sys.executable, "-m", "experience_buffer_server", "tail", "-b", name, "--json"]
+    process = subprocess.Popen(
+        [*command, "--address", shared_server.address], stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdout is not None
+        lines = [json.loads(process.stdout.readline()) for _ in range(2)]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    assert [each["rid"] for each in lines] == ["0/1/0", "0/1/1"]
 
 
 def test_delete_counts_first_and_says_what_it_left(

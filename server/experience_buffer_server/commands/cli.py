@@ -32,6 +32,7 @@ PANELS: Final[dict[str, dict[str, str]]] = {
         "leases": "leases:leases",
         "list": "experiences:list_all",
         "show": "show:show",
+        "tail": "experiences:tail",
         "steps": "steps:steps",
         "departures": "steps:departures",
     },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
@@ -113,19 +114,17 @@ def tail(
     where: dict[str, Any] = {"tid": task, "reward": range_of(reward, "--reward")}
     where = {key: value for key, value in where.items() if value}
     name = look.buffer(buffer)
-    newest = look.client.list(buffer=name, newest_first=True, page_size=max(number, 1), **where)
-    found = list(islice(newest, max(number, 1)))[::-1]
-    seen = Seen(found)
-    _put(look, found[len(found) - number :] if number else [])
-    try:
+    with suppress(KeyboardInterrupt):
+        newest = look.client.list(buffer=name, newest_first=True, page_size=max(number, 1), **where)
+        found = list(islice(newest, max(number, 1)))[::-1]
+        seen = Seen(found)
+        _put(look, found[len(found) - number :] if number else [])
         while True:
             time.sleep(every)
             fresh, is_cut = seen.fresh(look.client, name, where)
             if is_cut:
                 typer.echo(f"... more than {_MOST_AT_ONCE:,} came: some are left out", err=True)
             _put(look, fresh)
-    except KeyboardInterrupt:
-        return
 
 
 class Seen:

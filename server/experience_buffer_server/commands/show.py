@@ -185,7 +185,8 @@ def _section(title: str, text: Text) -> Iterator[RenderableType]:
     from rich.text import Text
 
     yield Text(title, style="bold")
-    yield Padding(text, (0, 0, 1, 2))
+    yield Padding(text, (0, 0, 0, 2), expand=False)
+    yield ""
 
 
 def _quoted(text: str) -> Text:

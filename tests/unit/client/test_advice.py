@@ -80,7 +80,7 @@ def test_a_consumer_that_waits_is_told_in_its_servers_words_and_what_to_do() -> 
 @pytest.mark.parametrize(
     ("buffer", "consumer", "cure", "command"),
     [
-        ({}, {}, "let workers push more", "list -b math --newest"),
+        ({}, {}, "let workers push more", "tail -b math"),
         (
             {},
             {"num_leased_units": 4, "num_leases": 1},
@@ -211,7 +211,7 @@ def test_who_keeps_a_buffer_full_is_named() -> None:
 
 def test_a_name_in_a_command_can_be_copied_to_a_shell() -> None:
     (one,) = advise(stats({**WAITS}, name="my buffer; rm x"))
-    assert one.command == "experience-buffer list -b 'my buffer; rm x' --newest"
+    assert one.command == "experience-buffer tail -b 'my buffer; rm x'"
 
 
 def test_it_is_plain_data_and_a_sentence() -> None:
