@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import typer
 from typer.testing import CliRunner
 
 from experience_buffer_server.commands import connection
-from experience_buffer_server.commands.cli import PANELS, application
+from experience_buffer_server.commands.cli import PANELS, application, names
 from experience_buffer_server.settings.server import ConfigurationError, load_settings
 
 ROOT = Path(__file__).parents[3]
@@ -46,17 +47,17 @@ def commands(command: Any, *names: str) -> Iterator[tuple[tuple[str, ...], Any]]
 ALL = dict(commands(typer.main.get_command(application())))
 
 
-@pytest.mark.parametrize("names", ALL, ids=" ".join)
+@pytest.mark.parametrize("called", ALL, ids=" ".join)
 def test_help_shows_every_word_that_was_written(
-    names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    called: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Square brackets, for one, are taken for colours and swallowed."""
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("TERMINAL_WIDTH", "200")
-    result = CliRunner().invoke(application(), [*names, "--help"])
+    result = CliRunner().invoke(application(), [*called, "--help"])
     assert result.exit_code == 0
     shown = " ".join(result.stdout.replace("│", " ").split())
-    command = ALL[names]
+    command = ALL[called]
     assert command.help
     assert " ".join(command.help.split()) in shown
     for parameter in command.params:
@@ -196,3 +197,9 @@ def test_variables_that_tell_commands_of_a_server_are_known_to_a_server(
     monkeypatch.setenv("EXPERIENCE_BUFFER_ADRESS", "x")
     with pytest.raises(ConfigurationError, match="EXPERIENCE_BUFFER_ADRESS: unknown"):
         load_settings(None)
+
+
+def test_the_page_on_the_command_line_has_every_command() -> None:
+    page = (ROOT / "docs" / "command-line.md").read_text("utf-8")
+    unnamed = [name for name in names() if not re.search(rf"[`| ]{name}\b", page)]
+    assert not unnamed
