@@ -111,13 +111,12 @@ class Program:
             key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")
         }
         self._process = subprocess.Popen(
-            command,
+            # A session of its own, so that Ctrl-C is a signal to it. Not by `preexec_fn`: code in a fork of a
+            # process that has gRPC's threads may abort.
+            ["setsid", "--ctty", *command],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
-            start_new_session=True,
-            # So that Ctrl-C is a signal to it.
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
             env=others | {"TERM": "xterm-256color"} | dict(environment or {}),
         )
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
