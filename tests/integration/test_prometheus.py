@@ -24,6 +24,7 @@ import yaml
 from experience_buffer import (
     EID,
     AdvantageConfig,
+    Archive,
     BufferConfig,
     Client,
     ConsumerConfig,
@@ -80,6 +81,7 @@ def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
             ),
             pacing=Pacing(consumer="trainer", max_staleness=3, batch_size=2),
             advantage=AdvantageConfig("grpo", {"reward_clip": 1.0, "advantage_clip": 0.5}),
+            archive=Archive(segment_seconds=0.1),
         )
         client.get_stats()  # Tried again until the server is up, as only idempotent calls are.
         client.create_buffer(config)

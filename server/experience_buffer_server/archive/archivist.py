@@ -49,6 +49,7 @@ class _Client:
     settings: Callable[[], ArchiveSettings | None]
     retry_time: float = 0.0
     tidy_time: float = 0.0
+    is_counted: bool = False
     num_full: int = 0
     """Appends that the store had no room for, when it was last looked at."""
 
@@ -137,6 +138,9 @@ class Archivist:
         num_full = box.store.stats.num_full
         is_short, client.num_full = num_full > client.num_full, num_full
         if settings is not None:
+            if not client.is_counted:
+                client.is_counted = True
+                box.on_lost(0)  # From now on it can be seen that none was.
             box.max_pending_bytes = settings.max_pending_bytes
         if num_lost := await box.shed(everything=is_short and bool(box)):
             why = "the store needs the room" if is_short else "more waited than may"

@@ -150,8 +150,11 @@ class Lookup:
             final = [one for one in pool if one[0] > following]
             pool = pool[len(final) :]
             # While it is moved from the store to a file, it may be in both.
-            fresh = [one for one in final if not one[1] or one[1] not in seen]
-            seen.update(one[1] for one in final)
+            fresh = []
+            for one in final:
+                if not one[1] or one[1] not in seen:
+                    seen.add(one[1])
+                    fresh.append(one)
             if fresh:
                 yield fresh
 

@@ -83,7 +83,7 @@ class Outbox:
 
     buffer_id: int
     store: Store
-    max_pending_bytes: int = 0
+    max_pending_bytes: int = 1 << 30
     """Payload bytes that may wait."""
     on_lost: Callable[[int], None] = lambda count: None
     """Told how many leave without being archived."""
@@ -149,7 +149,10 @@ class Outbox:
             self.counts.num_refused_lost += 1
             return
         kept = bytes(payload) if num_bytes else b""
-        self.refused.append(Refused(uid, reason, message, clock.now(), kept, place))
+        # Each has a time of its own: pages are ordered by it.
+        last = self.refused[-1].time if self.refused else 0.0
+        now = max(clock.now(), last + 1e-6)
+        self.refused.append(Refused(uid, reason, message, now, kept, place))
 
     # --- uids that are used again
 

@@ -62,25 +62,29 @@ def write(
     acks: list[tuple[Sequence[str], Sequence[int | None]]] = []
     try:
         dictionary = [n for n in _EQUAL_TEXTS if n.split(".")[0] in wanted.names]
-        with pq.ParquetWriter(
-            str(partial),
-            wanted.with_metadata({_METADATA_KEY: said}),
-            compression="zstd",
-            compression_level=1,
-            use_dictionary=dictionary,
-            write_page_index=False,
-        ) as writer:
-            for batch in batches:
-                groups.append(len(uids))
-                uids += batch.column("uid").to_pylist()
-                seqs += batch.column("seq").to_pylist()
-                times += batch.column("departure_time").to_pylist()
-                if "acked_by" in wanted.names:
-                    consumers = batch.column("acked_by").to_pylist()
-                    steps = batch.column("acked_steps").to_pylist()
-                    acks += zip(consumers, steps, strict=True)
-                writer.write_batch(batch, row_group_size=max(batch.num_rows, 1))
-        with partial.open("rb+") as file:
+        with partial.open("wb") as file:
+            with pq.ParquetWriter(
+                file,
+                wanted.with_metadata({_METADATA_KEY: said}),
+                compression="zstd",
+                compression_level=1,
+                use_dictionary=dictionary,
+                write_page_index=False,
+            ) as writer:
+                for batch in batches:
+                    groups.append(len(uids))
+                    uids += batch.column("uid").to_pylist()
+                    seqs += batch.column("seq").to_pylist()
+                    times += batch.column("departure_time").to_pylist()
+                    if "acked_by" in wanted.names:
+                        consumers = batch.column("acked_by").to_pylist()
+                        steps = batch.column("acked_steps").to_pylist()
+                        acks += zip(consumers, steps, strict=True)
+                    writer.write_batch(batch, row_group_size=max(batch.num_rows, 1))
+                    # A little at a time: what is pushed meanwhile waits for the same disk.
+                    file.flush()
+                    os.fdatasync(file.fileno())
+            file.flush()
             os.fsync(file.fileno())
         index = Index.of(uids, seqs, times, groups, steps_of(acks))
         index.write(partial_index)

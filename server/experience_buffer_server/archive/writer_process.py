@@ -25,8 +25,8 @@ from experience_buffer_server.runtime.child_process import Parent
 from experience_buffer_server.store.engines import open_reader
 from experience_buffer_server.store.interface import StoreError, StoreReader
 
-_NICENESS: Final = 10
-"""Acknowledging pushes comes first where there are too few cores for everything."""
+_NICENESS: Final = 19
+"""Whatever is to be archived can wait: everything else comes first where there are too few cores."""
 _READ_ROWS: Final = 64
 """Of the store, in one transaction: while it is open, no page that was removed is used again."""
 _SPAN: Final = 0.1

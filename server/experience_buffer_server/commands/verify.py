@@ -67,10 +67,12 @@ def _check(path: Path) -> Report:
 def _print(report: Report) -> None:
     for buffer in report.buffers:
         aside = f", {buffer.num_set_aside} set aside" if buffer.num_set_aside else ""
+        number = buffer.num_departed
+        departed = f", {number} on their way to the archive" if number else ""
         typer.echo(
             f"buffer {buffer.name}: {buffer.num_experiences} experiences of "
             f"{buffer.payload_bytes} bytes, {buffer.num_groups} groups, "
-            f"{buffer.num_open_leases} open leases{aside}"
+            f"{buffer.num_open_leases} open leases{aside}{departed}"
         )
     for finding in report.findings[:_SHOWN]:
         row = f" {finding.row}" if finding.row else ""

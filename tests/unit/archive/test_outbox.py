@@ -110,6 +110,7 @@ async def test_a_restart_finds_what_waited(archive: Archive, world: World) -> No
     assert again.state.outbox.num_bytes == buffer.state.outbox.num_bytes
     assert again.state.outbox.waits(uid(1, 0)) is None
     assert again.state.outbox.waits(uid(1, 1)) == 2
+    assert await again.state.outbox.shed() == 0
 
 
 async def test_what_is_refused_is_kept_as_far_as_there_is_room(archive: Archive) -> None:

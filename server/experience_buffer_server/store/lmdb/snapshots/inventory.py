@@ -30,8 +30,10 @@ _SECONDARY: Final = (
     Table.COUNTERS,
     Table.MAGNITUDES,
     Table.FREED,
+    Table.DEPARTED,
 )
-"""Tables whose damaged rows cost no experience: a start goes on without (`restore_damage`)."""
+"""Tables whose damaged rows cost no experience that is still to be delivered: a start goes on without
+(`restore_damage`)."""
 _TWINS: Final = (Table.BUFFERS, Table.BUFFER_COPIES)
 """Rows that are there twice: damage to one of the tables costs nothing."""
 _SHOWN_FINDINGS = 3

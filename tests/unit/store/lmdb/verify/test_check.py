@@ -15,6 +15,7 @@ import xxhash
 
 from experience_buffer_server.store.interface import (
     OTHER_DIGEST,
+    AdvantageRow,
     LeaseRow,
     ProgressRow,
     StoreFailedError,
@@ -38,7 +39,7 @@ from experience_buffer_server.store.lmdb.verify.walk_process import Walk
 from experience_buffer_server.store.lmdb.writer_protocol import Translation
 from experience_buffer_server.store.payload import checksum
 from tests.damaging import changing, flip, flip_key, raw
-from tests.unit.store.conftest import OpenStore, make_record
+from tests.unit.store.conftest import OpenStore, buffer_row, make_record
 from tests.unit.store.lmdb.large_by_hand import extent_of, put, put_large
 from tests.unit.store.lmdb.verify.conftest import LARGE, NUM, key_of, payload, uid
 
@@ -320,3 +321,42 @@ def test_a_table_that_was_not_read_is_not_missed(filled: Path) -> None:
         (Kind.ORPHAN_PAYLOAD, "nobody")
     ]
     assert Walk(filled, frozenset({Table.EXTENTS}), lambda what: None).run().is_clean
+
+
+async def test_what_has_left_and_is_not_archived_is_sound_and_counted(
+    open_store: OpenStore, path: Path
+) -> None:
+    """Small and large, also one whose uid is used again; its damage is found like any other."""
+    store = await open_store()
+    records = [make_record(seq) for seq in (1, 2, 3)]
+    again = make_record(4)
+    again.uid = records[0].uid
+    contents = [b"small", b"l" * 100_000, b"third", b"again"]
+    for record, content in zip((*records, again), contents, strict=True):
+        record.payload_bytes = len(content)
+        record.digest_number = int.from_bytes(xxhash.xxh3_128_digest(content), "big")
+    batch = store.batch()
+    batch.put_buffer(buffer_row(1))
+    for record, content in zip(records, contents, strict=False):
+        record.group_id = 0
+        batch.append(1, record, content)
+        computed = AdvantageRow(seq=record.seq, advantages=b"", returns=b"", details={})
+        batch.put_advantages(1, computed)
+    await store.commit(batch)
+    batch = store.batch()
+    for record in records[:2]:
+        batch.depart(1, record, b"why")
+    batch.free_uid(1, 1, again.uid)
+    again.group_id = 0
+    batch.append(1, again, contents[3])
+    await store.commit(batch)
+    await store.close()
+    report = check(path)
+    assert (report.findings, problem_of(report)) == ([], "")
+    (buffer,) = report.buffers
+    assert (buffer.num_experiences, buffer.num_departed) == (2, 2)
+    flip(path, Table.DEPARTED, numbered_key(1, 2))
+    report = check(path)
+    assert report.tables["departed"].damaged == 1
+    # Of what it was, nobody knows any more: its payload and its advantages are nobody's.
+    assert problem_of(report)
