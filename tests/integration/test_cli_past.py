@@ -62,3 +62,32 @@ def test_departures_say_why_and_how_many(run: CommandLine, client: Client, name:
     only = run("departures", "-b", name, "--reason", "group_dropped", "--json").value
     assert [each["reason"] for each in only["departures"]] == ["group_dropped"]
     assert run("departures", "-b", name, "--unused", "--json").value["departures"]
+
+
+def test_what_has_left_is_shown_with_how_it_left_and_who_trained_on_it(
+    run: CommandLine, client: Client, name: str
+) -> None:
+    archive = {"segment_seconds": 0.1}
+    create(client, name, 2, advantage="grpo", archive=archive)
+    pushed = rollouts(task=3)
+    client.push(pushed, buffer=name)
+    uid = pushed[1].eid.uid
+    client.sample(1, buffer=name, timeout=30.0).ack(41)
+    stored = run("show", uid, "-b", name)
+    past = stored.out[stored.out.index("history") :]
+    for word in ("pushed", "completed", "computed", "acknowledged"):
+        assert word in past
+    assert "step 41" in past
+    client.declare_safe(41, buffer=name)
+    while not run("list", "-b", name, "--archived", "--json").values:
+        pass
+    left = run("show", "0/3/1", "-b", name)
+    assert (left.status, left.err) == (0, "")
+    assert left.out.startswith(f"{uid}\n{name} · archived · reward 1")
+    assert "ago, consumed" in left.out
+    assert "trainer has trained on it at step 41" in left.out
+    assert "It is 4." in left.out
+    assert "grpo: (1 - mean 0.50) / (std 0.71 + 1e-06) = 0.71; 2 votes" in left.out
+    listed = run("list", "-b", name, "--archived", "--reason", "consumed")
+    assert "ago: consumed" in listed.out
+    assert run("list", "-b", name, "--archived", "--reason", "evicted").out == "nothing that fits\n"

@@ -64,6 +64,10 @@ def list_all(
         ),
     ] = None,
     newest: Annotated[bool, typer.Option("--newest", help="The newest first.")] = False,
+    archived: Annotated[
+        bool, typer.Option("--archived", help="What has left and is archived, the newest first.")
+    ] = False,
+    reason: Annotated[str, typer.Option(help="With --archived: what left for this reason.")] = "",
     number: Number = 50,
 ) -> None:
     """List stored experiences, oldest first: all that is given has to hold.
@@ -73,6 +77,7 @@ def list_all(
     where: dict[str, Any] = {
         **{"tid": task, "rid": run, "uid_prefix": prefix, "text": text, "consumer": consumer},
         **{"state": state or None, "step": step, "truncated": truncated, "flags": flag or ()},
+        "departure_reason": reason,
         "reward": range_of(reward, "--reward"),
         "response_tokens": range_of(tokens, "--tokens"),
         "policy_version": range_of(version, "--version"),
@@ -81,7 +86,11 @@ def list_all(
     where = {key: value for key, value in where.items() if value not in (None, "", ())}
     name = look.buffer(buffer)
     pages = look.client.list(
-        buffer=name, newest_first=newest, page_size=min(number + 1, 1000), **where
+        buffer=name,
+        newest_first=newest,
+        archived=archived,
+        page_size=min(number + 1, 1000),
+        **where,
     )
     if look.as_json:
         look.json(islice(pages, number))
@@ -202,11 +211,21 @@ def listed(found: list[ExperienceSummary]) -> RenderableType:
                 *(each.uid, each.state.replace("_", " "), each.reward, each.response_tokens),
                 versions(each.min_policy_version, each.max_policy_version),
                 *(each.staleness, ago(each.push_time)),
-                ", ".join(filter(None, ("truncated" if each.truncated else "", each.message))),
+                _notes(each),
             )
             for each in found
         ],
     )  # fmt: skip
+
+
+def _notes(found: ExperienceSummary) -> str:
+    from experience_buffer_server.commands.terminal import ago
+
+    left = ""
+    if found.departure_reason:
+        left = f"left {ago(found.departure_time)} ago: {found.departure_reason.replace('_', ' ')}"
+    cut = "truncated" if found.truncated else ""
+    return ", ".join(filter(None, (left, cut, found.message)))
 
 
 def _put(look: Looking, found: list[ExperienceSummary]) -> None:

@@ -49,6 +49,8 @@ def show(
 ) -> None:
     """Show one experience: texts, each response token with its advantage as colour, and its past.
 
+    What has left is found in the archive, where the buffer has one.
+
     Exit status 1: there is no such experience.
     """
     from experience_buffer_server.commands.token_columns import tokenizer_of
@@ -59,12 +61,15 @@ def show(
     if look.as_json:
         look.json([found])
         return
-    look.say(*_heading(found, name))
+    from experience_buffer_server.commands import history
+
+    look.say(*_heading(found, name), *history.left(found), "")
     experience = found.experience
     if experience is None:
-        look.say("a failed rollout: it has no tokens and no vote in its group's statistics")
-        return
-    look.say(*_body(found, experience, color_by, texts, tokens))
+        look.say("a failed rollout: it has no tokens and no vote in its group's statistics", "")
+    else:
+        look.say(*_body(found, experience, color_by, texts, tokens))
+    look.say(*history.told(look.console, found))
 
 
 def _found(client: Client, uid: str, buffer: str) -> StoredExperience:
@@ -95,9 +100,12 @@ def _beginning(client: Client, uid: str, buffer: str) -> list[str]:
 
     # Parts of it first: "0/7/1" is no beginning of "0/7/12/..." to whoever types it.
     for prefix in dict.fromkeys((f"{uid.rstrip('/')}/", uid)):
-        found = client.list(buffer=buffer, uid_prefix=prefix, page_size=_MOST_CANDIDATES)
-        if uids := [each.uid for each in islice(found, _MOST_CANDIDATES)]:
-            return uids
+        for archived in (False, True):
+            found = client.list(
+                buffer=buffer, uid_prefix=prefix, archived=archived, page_size=_MOST_CANDIDATES
+            )
+            if uids := [each.uid for each in islice(found, _MOST_CANDIDATES)]:
+                return uids
     return []
 
 
@@ -123,7 +131,6 @@ def _heading(found: StoredExperience, buffer: str) -> Iterator[RenderableType]:
     )
     if summary.message:
         yield Text(clean(summary.message, most_chars=2000), style="yellow")
-    yield ""
 
 
 def _body(
@@ -153,6 +160,7 @@ def _body(
     if columns.mask is not None and not all(columns.mask):
         num_masked = columns.mask.count(False)
         yield f"{num_masked:,} of {len(columns.mask):,} are masked: struck, and not trained on"
+        yield ""
 
 
 def _is_told(experience: Experience) -> bool:
