@@ -11,7 +11,7 @@ import typer
 from experience_buffer_server.commands import cli
 
 _PROGRAM: Final = "experience-buffer"
-_INTRODUCTION: Final = f"""# Command line
+_INTRODUCTION: Final = f"""# Commands
 
 `{_PROGRAM}` is installed with the server: `.venv/bin/{_PROGRAM}` in a checkout. `--help` shows what
 stands here.
