@@ -84,6 +84,7 @@ if TYPE_CHECKING:
     from experience_buffer.outcomes import PushOutcome as PushOutcome
     from experience_buffer.outcomes import PushResult as PushResult
     from experience_buffer.packed import PackedBatch as PackedBatch
+    from experience_buffer.scanned import ScannedExperience as ScannedExperience
     from experience_buffer.stats import ArchiveStats as ArchiveStats
     from experience_buffer.stats import BufferStats as BufferStats
     from experience_buffer.stats import ConsumerStats as ConsumerStats
@@ -96,7 +97,6 @@ if TYPE_CHECKING:
     from experience_buffer.values import Reservation as Reservation
     from experience_buffer.values import RewindResult as RewindResult
     from experience_buffer.values import SafeResult as SafeResult
-    from experience_buffer.values import ScannedExperience as ScannedExperience
     from experience_buffer.values import SealedGroup as SealedGroup
     from experience_buffer.values import SnapshotResult as SnapshotResult
     from experience_buffer.values import StoredExperience as StoredExperience
@@ -186,6 +186,7 @@ _NAMES: Final = {
     ),
     "dataset": ("ExperienceDataset",),
     "packed": ("PackedBatch",),
+    "scanned": ("ScannedExperience",),
     "stats": ("ArchiveStats", "BufferStats", "ConsumerStats", "DiskStats", "Stats"),
     "values": (
         "BufferInfo",
@@ -195,7 +196,6 @@ _NAMES: Final = {
         "Reservation",
         "RewindResult",
         "SafeResult",
-        "ScannedExperience",
         "SealedGroup",
         "SnapshotResult",
         "StoredExperience",

@@ -24,7 +24,7 @@ from experience_buffer._tables.schema import arrow, arrow_schema
 from experience_buffer._tables.sources import scanned_of
 from experience_buffer.errors import InvalidRequestError
 from experience_buffer.experience import Experience
-from experience_buffer.values import ScannedExperience
+from experience_buffer.scanned import ScannedExperience
 
 __all__ = [
     "Format",

@@ -23,7 +23,7 @@ from experience_buffer import (
     trxp,
 )
 from experience_buffer.errors import BufferNotFoundError
-from experience_buffer.values import ScannedExperience
+from experience_buffer.scanned import ScannedExperience
 from experience_buffer_server.store.lmdb.disk.format import Table, numbered_key, payload_key
 from experience_buffer_server.store.lmdb.reader import LmdbReader
 from tests.damaging import flip

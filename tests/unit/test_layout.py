@@ -41,6 +41,7 @@ CLIENT_ROOMS = (
     *(
         "_messages",
         "status",
+        "scanned",
         "values",
         "looking",
         "advice",

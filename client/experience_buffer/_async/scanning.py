@@ -12,8 +12,8 @@ from experience_buffer._async.primitives import Closing, Condition, read
 from experience_buffer._async.reconnecting import AsyncReconnecting
 from experience_buffer._messages.scanned import scanned
 from experience_buffer._transport.settings import OfOneProcess, closed_error
+from experience_buffer.scanned import ScannedExperience
 from experience_buffer.v1 import service_pb2 as pb
-from experience_buffer.values import ScannedExperience
 
 if TYPE_CHECKING:
     from experience_buffer._async.connection import AsyncConnection
@@ -29,12 +29,26 @@ class AsyncScan(OfOneProcess, Closing):
     """
 
     def __init__(
-        self, client: AsyncConnection, *, buffer: str, cursor: str, where: Any, with_payloads: bool
+        self,
+        client: AsyncConnection,
+        *,
+        buffer: str,
+        cursor: str,
+        where: Any,
+        with_payloads: bool,
+        delivered: bool = False,
     ) -> None:
         self._client = client
         self._request: Any = pb.ScanRequest(
-            buffer=buffer, filter=where, cursor=cursor, without_payloads=not with_payloads
+            buffer=buffer,
+            filter=where,
+            cursor=cursor,
+            without_payloads=not with_payloads,
+            delivered=delivered,
         )
+        self._num_taken = 0
+        """Of a scan of a training step, which begins anew where the connection broke."""
+        self._num_again = 0
         self._stream = AsyncReconnecting(client, _METHOD, "scan")
         self._ready: deque[ScannedExperience] = deque()
         self._cursor = cursor
@@ -85,6 +99,7 @@ class AsyncScan(OfOneProcess, Closing):
         try:
             if self._call is None:
                 self._request.cursor = self._next_cursor
+                self._num_again = self._num_taken
                 self._call = self._client._open(_METHOD, self._request)
             frame = await read(self._call)
             is_received = True
@@ -112,7 +127,13 @@ class AsyncScan(OfOneProcess, Closing):
     def _take(self, frame: pb.ScanResponse) -> None:
         self._stream.heard()
         self._next_cursor, self._progress = frame.cursor, frame.progress
-        self._ready += map(scanned, frame.experiences)
+        if self._request.delivered:
+            skip = min(self._num_again, len(frame.experiences))
+            self._num_again -= skip
+            self._num_taken += len(frame.experiences) - skip
+            self._ready += map(scanned, frame.experiences[skip:])
+        else:
+            self._ready += map(scanned, frame.experiences)
 
     async def close(self) -> None:
         """End the call, also while something is waited for. Idempotent."""

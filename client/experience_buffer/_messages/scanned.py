@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from experience_buffer._messages.names import STATE
+from experience_buffer.scanned import ScannedExperience
 from experience_buffer.v1 import service_pb2 as pb
 from experience_buffer.v1 import types_pb2
-from experience_buffer.values import ExperienceSummary, ScannedExperience
+from experience_buffer.values import ExperienceSummary
 
 _OPTIONAL: Final = (
     *("reward", "min_policy_version", "max_policy_version", "staleness", "magnitude"),
@@ -27,6 +28,9 @@ def scanned(message: pb.ScannedExperience) -> ScannedExperience:
         details=message.details,
         problem=message.damage,
         cursor=message.cursor,
+        lease_id=message.lease_id,
+        unit=message.unit,
+        rank=message.rank,
     )
 
 

@@ -187,6 +187,29 @@ class ContentVerbs(Connection):
             with_payloads=as_flag("with_payloads", with_payloads),
         )
 
+    def scan_step(self, step: int, consumer: str = "trainer", *, buffer: str = "default") -> Scan:
+        """Iterate over what a training step has consumed, in the order in which it was delivered.
+
+        As far as it is kept: until the step is declared safe, or as long as others haven't consumed it.
+        Each says its `lease_id`, and which `unit` of that delivery it belongs to.
+
+        Args:
+            step: The training step, as acknowledged.
+            consumer: Who acknowledged it.
+            buffer: The buffer's name.
+
+        Raises:
+            ConsumerNotFoundError: The buffer has no such consumer; raised where it iterates.
+        """
+        return Scan(
+            self,
+            buffer=as_text("buffer", buffer),
+            cursor="",
+            where=filter_of({"step": step, "consumer": as_text("consumer", consumer)}),
+            with_payloads=True,
+            delivered=True,
+        )
+
     def delete(
         self,
         uids: str | Sequence[str] | None = None,

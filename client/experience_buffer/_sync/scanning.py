@@ -13,8 +13,8 @@ from experience_buffer._messages.scanned import scanned
 from experience_buffer._sync.primitives import Closing, Condition, read
 from experience_buffer._sync.reconnecting import Reconnecting
 from experience_buffer._transport.settings import OfOneProcess, closed_error
+from experience_buffer.scanned import ScannedExperience
 from experience_buffer.v1 import service_pb2 as pb
-from experience_buffer.values import ScannedExperience
 
 if TYPE_CHECKING:
     from experience_buffer._sync.connection import Connection
@@ -30,12 +30,26 @@ class Scan(OfOneProcess, Closing):
     """
 
     def __init__(
-        self, client: Connection, *, buffer: str, cursor: str, where: Any, with_payloads: bool
+        self,
+        client: Connection,
+        *,
+        buffer: str,
+        cursor: str,
+        where: Any,
+        with_payloads: bool,
+        delivered: bool = False,
     ) -> None:
         self._client = client
         self._request: Any = pb.ScanRequest(
-            buffer=buffer, filter=where, cursor=cursor, without_payloads=not with_payloads
+            buffer=buffer,
+            filter=where,
+            cursor=cursor,
+            without_payloads=not with_payloads,
+            delivered=delivered,
         )
+        self._num_taken = 0
+        """Of a scan of a training step, which begins anew where the connection broke."""
+        self._num_again = 0
         self._stream = Reconnecting(client, _METHOD, "scan")
         self._ready: deque[ScannedExperience] = deque()
         self._cursor = cursor
@@ -86,6 +100,7 @@ class Scan(OfOneProcess, Closing):
         try:
             if self._call is None:
                 self._request.cursor = self._next_cursor
+                self._num_again = self._num_taken
                 self._call = self._client._open(_METHOD, self._request)
             frame = read(self._call)
             is_received = True
@@ -113,7 +128,13 @@ class Scan(OfOneProcess, Closing):
     def _take(self, frame: pb.ScanResponse) -> None:
         self._stream.heard()
         self._next_cursor, self._progress = frame.cursor, frame.progress
-        self._ready += map(scanned, frame.experiences)
+        if self._request.delivered:
+            skip = min(self._num_again, len(frame.experiences))
+            self._num_again -= skip
+            self._num_taken += len(frame.experiences) - skip
+            self._ready += map(scanned, frame.experiences[skip:])
+        else:
+            self._ready += map(scanned, frame.experiences)
 
     def close(self) -> None:
         """End the call, also while something is waited for. Idempotent."""

@@ -20,7 +20,7 @@ from experience_buffer._tables.schema import (
 )
 from experience_buffer.eid import EID
 from experience_buffer.errors import TrxpError
-from experience_buffer.values import ScannedExperience
+from experience_buffer.scanned import ScannedExperience
 
 _LENGTH_OF_METADATA: Final = slice(5, 13)
 _PLAIN: Final = tuple(name for name in NAMES if name not in LISTS)

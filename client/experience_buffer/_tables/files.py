@@ -13,10 +13,10 @@ from typing import Any, Final, Self
 
 from experience_buffer._tables import formats, jsonl
 from experience_buffer._tables.columns import Columns
-from experience_buffer._tables.rows import HEAD, TableRow, rows_of, table_row
+from experience_buffer._tables.rows import HEAD, TableRow, delivered_row, rows_of, table_row
 from experience_buffer._tables.schema import END_KEY, FORMAT_VERSION, METADATA_KEY, arrow
 from experience_buffer.errors import InvalidRequestError
-from experience_buffer.values import ScannedExperience
+from experience_buffer.scanned import ScannedExperience
 
 _PART_BYTES: Final = 32 << 20
 """About as much as a row group has, and a writer keeps in memory."""
@@ -246,6 +246,22 @@ class TableReader:
             for values in self._values(part):
                 yield table_row(values, number)
                 number += 1
+
+    def delivered(self) -> Iterator[TableRow]:
+        """Iterate over the rows with payloads as trainers got them, computed advantages in place.
+
+        Raises:
+            InvalidRequestError: A part of the file is damaged.
+        """
+        if self._file is None:
+            yield from self
+            return
+        number = 0
+        for part in range(self._file.num_parts()):
+            for batch in self._file.batches(part, self._file.names):
+                for values in rows_of(batch, tuple(self._file.names)):
+                    yield delivered_row(values, number)
+                    number += 1
 
     def _values(self, part: int) -> Iterator[dict[str, Any]]:
         """Rows by column; all columns only where some row has no payload."""

@@ -7,7 +7,7 @@ import binascii
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from experience_buffer._codec.limits import DEFAULT_LIMITS
@@ -17,7 +17,8 @@ from experience_buffer._tables.schema import KINDS, NAMES
 from experience_buffer.eid import EID
 from experience_buffer.errors import ExperienceBufferError, InvalidRequestError, TrxpError
 from experience_buffer.experience import Experience
-from experience_buffer.values import ExperienceSummary, ScannedExperience, Tombstone
+from experience_buffer.scanned import ScannedExperience
+from experience_buffer.values import ExperienceSummary, Tombstone
 
 HEAD: Final = (
     *("uid", "batch", "task", "run", "step", "suffix"),
@@ -177,6 +178,22 @@ def _numbers(values: Any) -> list[float] | None:
 def _plain(value: Any) -> Any:
     """What a column of JSON says, given as text or as the value itself."""
     return json.loads(value) if isinstance(value, str) else value
+
+
+def delivered_row(values: Mapping[str, Any], number: int) -> TableRow:
+    """Check one row; its payload as a trainer got it.
+
+    Args:
+        values: By column, lists of numbers as arrays.
+        number: Its place in the file.
+    """
+    row = table_row(values, number)
+    if row.problem or row.tombstone is not None:
+        return row
+    try:
+        return replace(row, payload=scanned(values).delivered)
+    except (ExperienceBufferError, TypeError, ValueError) as error:
+        return TableRow(number=number, uid=row.uid, problem=cut(str(error), 500))
 
 
 def scanned(values: Mapping[str, Any]) -> ScannedExperience:

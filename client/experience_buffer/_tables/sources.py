@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from experience_buffer._messages.batch_data import BatchData
 from experience_buffer.experience import Experience
-from experience_buffer.values import ExperienceSummary, ScannedExperience
+from experience_buffer.scanned import ScannedExperience
+from experience_buffer.values import ExperienceSummary
 
 if TYPE_CHECKING:
     from experience_buffer.packed import PackedBatch

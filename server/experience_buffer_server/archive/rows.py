@@ -9,7 +9,8 @@ from typing import Any, Final, NamedTuple
 
 from experience_buffer._tables.columns import Columns
 from experience_buffer._tables.schema import KINDS, NAMES, arrow, arrow_schema
-from experience_buffer.values import ExperienceSummary, ScannedExperience
+from experience_buffer.scanned import ScannedExperience
+from experience_buffer.values import ExperienceSummary
 from experience_buffer_server.archive.note import Note
 from experience_buffer_server.store.interface import AdvantageRow, Departed, DepartedRow, Record
 from experience_buffer_server.store.rows import FLAGS

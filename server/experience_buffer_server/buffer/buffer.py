@@ -21,6 +21,7 @@ from experience_buffer_server.buffer.delivery.priorities import (
 from experience_buffer_server.buffer.delivery.rank_batches import RankOf
 from experience_buffer_server.buffer.delivery.rewind import Released, Rewound
 from experience_buffer_server.buffer.flow import Flow
+from experience_buffer_server.buffer.inspection.delivered import delivered_at
 from experience_buffer_server.buffer.inspection.places import kept_from, places_of, state_of
 from experience_buffer_server.buffer.intake.annotation import AnnotateOutcome, Annotation
 from experience_buffer_server.buffer.intake.push_reading import (
@@ -40,7 +41,8 @@ from experience_buffer_server.runtime.quotas import Charge
 from experience_buffer_server.sampling.leases import Lease
 from experience_buffer_server.sampling.units import Unit
 from experience_buffer_server.settings.buffer import BufferSettings
-from experience_buffer_server.store.interface import BufferRow
+from experience_buffer_server.store.deliveries import Delivered
+from experience_buffer_server.store.interface import BufferRow, LeaseRow
 
 _UNCOUNTED = Charge()
 
@@ -297,6 +299,12 @@ class Buffer:
     def since(self, seq: int) -> Iterator[Entry]:
         """The entries with larger numbers, oldest first; nothing may change meanwhile."""
         return self.state.contents.since(seq)
+
+    def delivered_at(
+        self, consumer: str, step: int, leases: Iterable[LeaseRow]
+    ) -> list[tuple[Entry, Delivered]]:
+        """What a training step has consumed, as delivered; see `inspection.delivered`."""
+        return delivered_at(self.state, consumer, step, leases)
 
     @property
     def last_seq(self) -> int:

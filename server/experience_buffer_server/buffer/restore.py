@@ -187,7 +187,7 @@ def _restore(flow: Flow, row: LeaseRow, parts: _Parts) -> None:
         num_experiences=sum(len(unit.seqs) for unit in units) if is_open else row.num_experiences,
         num_bytes=sum(unit.num_bytes for unit in units),
         part_sizes=[len(part) for part in parts] if is_open and row.part_sizes else row.part_sizes,
-        acked_parts=row.acked_parts,
+        acked_parts=row.acked_parts if is_open else {},
     )
     flow.state.leases.restore(lease)
     if is_open and (consumer := flow.state.consumers.get(row.consumer)) is not None:

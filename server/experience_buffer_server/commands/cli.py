@@ -48,6 +48,8 @@ PANELS: Final[dict[str, dict[str, str]]] = {
         "restore": "snapshots:restore",
         "export": "exports:export",
         "import": "imports:import_files",
+        "replay-bundle": "replays:bundle",
+        "replay": "replays:replay",
     },
     "Check": {
         "check-config": "check_config:check_config",

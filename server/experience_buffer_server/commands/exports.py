@@ -22,7 +22,7 @@ from experience_buffer_server.commands.progress import bar
 if TYPE_CHECKING:
     from experience_buffer import Scan
     from experience_buffer.tables import TableWriter
-    from experience_buffer_server.store.lmdb.rest.rest_scan import RestScan
+    from experience_buffer_server.store.lmdb.rest.rest_scan import RestBuffer, RestScan
 
 _SHOWN: Final = 20
 """Problems that are printed; `--json` has more."""
@@ -134,17 +134,28 @@ def export(
 
 def of_server(look: Looking, name: str, where: dict[str, Any], *, cursor: str) -> Source:
     """The experiences of a running server's buffer."""
+    buffer, about = _about_server(look, name)
+    client = look.patient_client()
+    return Source(buffer, client.scan(buffer=buffer, cursor=cursor, **where), about)
+
+
+def of_server_step(look: Looking, name: str, consumer: str, step: int) -> Source:
+    """What a training step has consumed, by a running server."""
+    buffer, about = _about_server(look, name)
+    client = look.patient_client()
+    return Source(buffer, client.scan_step(step, consumer, buffer=buffer), about)
+
+
+def _about_server(look: Looking, name: str) -> tuple[str, dict[str, Any]]:
     buffer = look.buffer(name)
     info = look.client.get_buffer(buffer)
-    client = look.patient_client()
-    about = {
+    return buffer, {
         "buffer": buffer,
         "config": info.config.to_dict(),
         "policy_version": info.policy_version,
         "create_time": info.create_time,
         "export_time": time.time(),
     }
-    return Source(buffer, client.scan(buffer=buffer, cursor=cursor, **where), about)
 
 
 def of_store(data: Path, name: str, where: dict[str, Any], *, cursor: str) -> Source:
@@ -153,8 +164,20 @@ def of_store(data: Path, name: str, where: dict[str, Any], *, cursor: str) -> So
     from experience_buffer_server.store.lmdb.rest.rest_scan import RestScan, buffer_of
 
     found, problems = buffer_of(data, name)
-    row = found.row
     scan = RestScan(data, found, cursor, filter_of(where), problems=problems)
+    return _of_rest(scan, found)
+
+
+def of_store_step(data: Path, name: str, consumer: str, step: int) -> Source:
+    """What a training step has consumed, by a store at rest."""
+    from experience_buffer_server.store.lmdb.rest.rest_scan import RestScan, buffer_of
+
+    found, problems = buffer_of(data, name)
+    return _of_rest(RestScan(data, found, problems=problems, delivered=(consumer, step)), found)
+
+
+def _of_rest(scan: RestScan, found: RestBuffer) -> Source:
+    row = found.row
     about = {
         "buffer": row.name,
         "config": {"name": row.name, **json.loads(row.config)},
@@ -162,7 +185,7 @@ def of_store(data: Path, name: str, where: dict[str, Any], *, cursor: str) -> So
         "create_time": row.create_time,
         "export_time": time.time(),
     }
-    return Source(row.name, scan, about, problems)
+    return Source(row.name, scan, about, scan.problems)
 
 
 def _write(look: Looking, source: Source, writer: TableWriter) -> None:

@@ -11,9 +11,10 @@ from experience_buffer import errors
 from experience_buffer._codec import payload as payload_codec
 from experience_buffer.errors import TrxpError
 from experience_buffer.history import Acknowledgement, Departure
+from experience_buffer.scanned import ScannedExperience, delivered
 from experience_buffer.trxp import read
 from experience_buffer.v1 import looking_pb2, service_pb2, types_pb2
-from experience_buffer.values import ExperienceSummary, ScannedExperience, delivered
+from experience_buffer.values import ExperienceSummary
 from experience_buffer_server.archive.archivist import Archivist
 from experience_buffer_server.buffer import departed
 from experience_buffer_server.buffer.buffer import Buffer

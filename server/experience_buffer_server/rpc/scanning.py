@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -23,6 +24,7 @@ from experience_buffer_server.rpc import inspection, messages
 from experience_buffer_server.rpc.gateway import Backend
 from experience_buffer_server.runtime.callers import caller_of, current_caller
 from experience_buffer_server.runtime.response_bytes import Hold
+from experience_buffer_server.store.deliveries import Delivered
 from experience_buffer_server.store.interface import AdvantageRow, DamagedRecordError, Found
 
 FRAME_BYTES: Final = 1 << 20
@@ -81,6 +83,8 @@ async def scan(
     after = row.seq_of(request.cursor)
     with scans.entered():
         scanning = _Scanning(backend, buffer, request, after)
+        if request.delivered:
+            await scanning.find_delivered(request)
         hold: Hold | None = None
         try:
             while not scanning.is_over:
@@ -111,10 +115,35 @@ class _Scanning:
         """What comes later isn't among it."""
         self._ready: list[Entry] = []
         """Looked at, and yet to be read; in order."""
+        self._marks: deque[Delivered] | None = None
+        """Of a scan of a training step, how each of these was delivered."""
+        self._num_delivered = 0
+
+    async def find_delivered(self, request: service_pb2.ScanRequest) -> None:
+        """Find what a training step has consumed.
+
+        Raises:
+            InvalidRequestError: It isn't said which, or more is.
+            ConsumerNotFoundError: There is no such consumer.
+        """
+        where = service_pb2.Filter(consumer=request.filter.consumer, step=request.filter.step)
+        is_said = where.consumer and request.filter.HasField("step")
+        if not is_said or where != request.filter or request.cursor:
+            raise errors.InvalidRequestError(
+                "delivered goes with a consumer and a step, and with no other filter, nor a cursor",
+                subject="delivered",
+            )
+        leases = await self._backend.store.remembered_leases(self._buffer.id)
+        found = self._buffer.delivered_at(where.consumer, where.step, leases)
+        self._ready = [entry for entry, _ in found]
+        self._marks = deque(mark for _, mark in found)
+        self._num_delivered = len(found)
 
     @property
     def is_over(self) -> bool:
         """Whether there is nothing more to send."""
+        if self._marks is not None:
+            return not self._ready
         return self._after >= self._last
 
     def next_bytes(self) -> int:
@@ -142,6 +171,9 @@ class _Scanning:
             num_bytes += await self._read(frame)
             if len(frame.experiences) >= _MOST_IN_FRAME:
                 break
+        if self._marks is not None:
+            frame.progress = 1 - len(self._ready) / max(self._num_delivered, 1)
+            return frame
         frame.cursor = self._row.cursor(self._after)
         span = max(self._last - self._first, 1)
         frame.progress = min((self._after - self._first) / span, 1.0)
@@ -189,20 +221,27 @@ class _Scanning:
             turn = await self._backend.turns.take(self._line)
             try:
                 self._check()
-                num_bytes = self._add(frame, entries)
+                marks = self._marks
+                num_bytes = self._add(
+                    frame, [(entry, marks.popleft() if marks else None) for entry in entries]
+                )
             finally:
                 turn.end()
         del self._ready[: len(entries)]
         self._after = entries[-1].record.seq if self._ready else self._looked
         return num_bytes
 
-    def _add(self, frame: service_pb2.ScanResponse, entries: Sequence[Entry]) -> int:
+    def _add(
+        self,
+        frame: service_pb2.ScanResponse,
+        entries: Sequence[tuple[Entry, Delivered | None]],
+    ) -> int:
         buffer = self._buffer
         # Others were on the event loop since.
-        here = [entry for entry in entries if entry.durable and not entry.leaving]
-        present = {entry.record.seq for entry in buffer.entries(e.record.seq for e in here)}
-        here = [entry for entry in here if entry.record.seq in present]
-        read = [entry for entry in here if not entry.record.tombstone]
+        left = [pair for pair in entries if pair[0].durable and not pair[0].leaving]
+        there = {entry.record.seq for entry in buffer.entries(e.record.seq for e, _ in left)}
+        here = [pair for pair in left if pair[0].record.seq in there]
+        read = [entry for entry, _ in here if not entry.record.tombstone]
         uids, seqs = [e.record.uid for e in read], [e.record.seq for e in read]
         reasons: dict[int, str] = {}
         num_bytes = 0
@@ -212,14 +251,18 @@ class _Scanning:
         ):
             found: Mapping[int, Any] = dict(zip(seqs, payloads, strict=self._with_payloads))
             rows: Mapping[int, Found[AdvantageRow]] = dict(zip(seqs, computed, strict=True))
-            for entry in here:
+            for entry, mark in here:
                 seq = entry.record.seq
                 payload, row = found.get(seq), rows.get(seq)
                 is_due = self._with_payloads and not entry.record.tombstone
                 message = frame.experiences.add(
                     times_sampled=buffer.times_sampled(entry),
-                    cursor=self._row.cursor(seq),
+                    cursor=self._row.cursor(seq) if mark is None else "",
                 )
+                if mark is not None:
+                    message.lease_id, message.unit, message.rank = (
+                        mark.lease_id, mark.unit, mark.rank,
+                    )  # fmt: skip
                 self._summarise(message.summary, entry)
                 reason = _damage(payload, row, is_due=is_due, is_computed=bool(entry.magnitude))
                 if reason:

@@ -53,6 +53,10 @@ class Timeline:
         """What was acknowledged at a step and is retained, each seq as often as it was."""
         return self._seqs.get(step, ())
 
+    def seqs_of(self, step: int) -> Sequence[int]:
+        """What is held of a step, in the order of its acknowledgements, each seq as often as it was."""
+        return self._seqs.get(step, ())
+
     def problem_with(self, step: int) -> str:
         """Say why an acknowledgement can't carry this step; empty if it can.
 

@@ -263,6 +263,13 @@ class Store(Protocol):
     def departed_rows(self, buffer_id: int) -> Iterator[tuple[int, Found[DepartedRow]]]:
         """All that has left and isn't archived yet, by seq, without payloads; for the start. Blocks."""
 
+    async def remembered_leases(self, buffer_id: int) -> list[LeaseRow]:
+        """All leases that are stored, also those that have ended, by id; for looking.
+
+        Raises:
+            StoreError: They can't be read.
+        """
+
     def payload_uids(self, buffer_id: int) -> Iterator[str]:
         """The uids of all stored payloads, for a start after damage; it may take seconds."""
 

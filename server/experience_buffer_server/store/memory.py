@@ -28,6 +28,7 @@ from experience_buffer_server.store.rows import (
     Departed,
     DepartedRow,
     Found,
+    LeaseRow,
     StoredBuffer,
     departed_name,
 )
@@ -304,6 +305,11 @@ class MemoryStore:
         """What was computed."""
         rows = self._rows(buffer_id).of[Kind.ADVANTAGES]
         return [row_codec.decode_advantages(rows[seq]) if seq in rows else None for seq in seqs]
+
+    async def remembered_leases(self, buffer_id: int) -> list[LeaseRow]:
+        """All leases that are stored."""
+        rows = self._rows(buffer_id).of[Kind.LEASE]
+        return [row_codec.decode_lease(rows[lease_id]) for lease_id in sorted(rows)]
 
     @contextmanager
     def stored(

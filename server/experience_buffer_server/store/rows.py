@@ -121,7 +121,7 @@ class LeaseRow:
     """From 1, strictly increasing within the buffer."""
     consumer: str
     units: list[list[int]]
-    """Member seqs of each leased unit; empty once ended."""
+    """Member seqs of each leased unit; empty once ended, but of one acknowledged with a training step."""
     deadline: float
     """When it expires, or ended; seconds since the Unix epoch."""
     state: Literal["open", "ending", "acked", "nacked", "expired"] = "open"
@@ -130,7 +130,8 @@ class LeaseRow:
     part_sizes: list[int] = field(default_factory=list)
     """Of a lease that ranks share: how many of the units, in order, are each rank's."""
     acked_parts: dict[int, int | None] = field(default_factory=dict)
-    """Ranks that have acknowledged their part of an open lease, with the training step."""
+    """Ranks that have acknowledged their part of an open lease, with the training step. Of one that was
+    acknowledged with a step, 0 and that step."""
     probabilities: list[float] = field(default_factory=list)
     """With which each of the units was chosen; empty: 1 each. Of shared leases, as is `stale`: those
     are asked for again."""

@@ -564,6 +564,21 @@ async def test_buffers_and_rows_load_by_number_all_or_one_alone(store: Store) ->
     assert list(store.load(3)) == []
 
 
+async def test_leases_are_remembered_by_number_of_one_buffer_alone(store: Store) -> None:
+    rows = [
+        LeaseRow(id=number, consumer="a", units=[[1, 2], [7]], deadline=2.5, state="acked")
+        for number in (258, 3, 257)
+    ]
+    for buffer_id in (1, 2):
+        await fill(store, buffer_row(buffer_id), [])
+        async with committing(store) as batch:
+            for row in rows[: 4 - buffer_id]:
+                batch.put_lease(buffer_id, row)
+    assert await store.remembered_leases(1) == sorted(rows, key=lambda row: row.id)
+    assert await store.remembered_leases(2) == [rows[1], rows[0]]
+    assert await store.remembered_leases(3) == []
+
+
 # --- the end
 
 

@@ -118,7 +118,7 @@ class Acks:
     def _begin_ack(self, lease: Lease, step: int | None) -> None:
         seqs = [seq for unit in lease.units for seq in unit.seqs]
         batch = self._changes.batch()
-        batch.put_lease(self._state.id, row_of(lease, state="acked"))
+        batch.put_lease(self._state.id, row_of(lease, state="acked", step=step))
         leaving = departure.note_consumed(self._state, batch, seqs, lease.consumer, step=step)
         lease.state = "ending"
 

@@ -330,23 +330,33 @@ def note_holder(lease: Lease, rank: int = 0) -> None:
     )
 
 
-def row_of(lease: Lease, state: LeaseState | None = None) -> LeaseRow:
-    """The lease as it is stored; an ended one without its units."""
+def row_of(lease: Lease, state: LeaseState | None = None, *, step: int | None = None) -> LeaseRow:
+    """The lease as it is stored; an ended one without its units.
+
+    But one that was acknowledged with a training step keeps them: what the step has consumed, and in
+    which order, can be asked for as long as the lease is remembered.
+    """
     ended = state is not None
     # Nobody asks again for one that isn't shared.
     units = lease.units if lease.world_size and not ended else []
     return LeaseRow(
         id=lease.id,
         consumer=lease.consumer,
-        units=[] if ended else [list(unit.seqs) for unit in lease.units],
+        units=[list(unit.seqs) for unit in lease.units] if step is not None or not ended else [],
         deadline=clock.now() if ended else lease.deadline,
         state=state or lease.state,
         num_experiences=lease.num_experiences,
         part_sizes=list(lease.part_sizes),
-        acked_parts={} if ended else dict(lease.acked_parts),
+        acked_parts=_parts_of(lease, step, ended=ended),
         probabilities=_unless_all([unit.probability for unit in units], 1.0),
         stale=_unless_all([unit.stale for unit in units], False),
     )
+
+
+def _parts_of(lease: Lease, step: int | None, *, ended: bool) -> dict[int, int | None]:
+    if step is not None:
+        return {0: step}
+    return {} if ended else dict(lease.acked_parts)
 
 
 def _unless_all(values: list[_T], usual: _T) -> list[_T]:

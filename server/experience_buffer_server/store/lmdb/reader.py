@@ -24,6 +24,7 @@ from experience_buffer_server.store.interface import (
     Departed,
     DepartedRow,
     Found,
+    LeaseRow,
     StoredBuffer,
     StoreError,
     StoreFailedError,
@@ -225,6 +226,21 @@ class CommittedRows:
             [memoryview(copy) if isinstance(copy, bytes) else copy for copy in copies],
             self._get(Table.ADVANTAGES, keys, row_codec.decode_advantages),
         )
+
+    def leases(self, buffer_id: int) -> list[LeaseRow]:
+        """All leases that are remembered, by id; those that can't be read back are left out."""
+        found, table, prefix = [], Table.LEASES, disk.buffer_key(buffer_id)
+        with self._transaction() as txn, txn.cursor(self._tables[table]) as cursor:
+            is_there = cursor.set_range(prefix)
+            while is_there and (key := bytes(cursor.key())).startswith(prefix):
+                with suppress(*disk.DECODE_ERRORS):
+                    found.append(row_codec.decode_lease(disk.unseal(table, key, cursor.value())))
+                is_there = cursor.next()
+        return found
+
+    async def remembered_leases(self, buffer_id: int) -> list[LeaseRow]:
+        """The same, in a thread."""
+        return await self._fetching.run(partial(self.leases, buffer_id))
 
     def recall(self, buffer_id: int, kind: str, keys: Iterable[str]) -> list[bytes | None]:
         """The remembered values in the order asked; None where nothing is, or can be read back."""

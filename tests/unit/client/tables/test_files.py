@@ -18,7 +18,7 @@ import pytest
 from experience_buffer import EID, Experience, tables, trxp
 from experience_buffer._codec import content
 from experience_buffer.errors import InvalidRequestError
-from experience_buffer.values import ScannedExperience
+from experience_buffer.scanned import ScannedExperience
 from tests.unit.client.tables.test_tables import of_trinity, rollout, scanned, summary
 
 ENDINGS = ("parquet", "arrow", "feather", "jsonl", "jsonl.zst", "jsonl.gz")

@@ -18,7 +18,8 @@ from experience_buffer._codec import content
 from experience_buffer.eid import EID
 from experience_buffer.errors import InvalidRequestError, TrxpError
 from experience_buffer.experience import Experience
-from experience_buffer.values import ExperienceSummary, ScannedExperience
+from experience_buffer.scanned import ScannedExperience
+from experience_buffer.values import ExperienceSummary
 
 DATA = Path(__file__).parents[3] / "data" / "trxp"
 

@@ -50,7 +50,7 @@ VERBS = """
 ack address annotate close create_buffer declare_safe delete delete_buffer drop_group extend_lease
 get get_buffer get_group get_stats get_trends list list_buffers list_departures list_groups
 list_leases list_steps load_state_dict nack options publish_policy_version push release_quarantined
-reserve_groups rewind sample scan seal_group snapshot state_dict stream timeout update_buffer
+reserve_groups rewind sample scan scan_step seal_group snapshot state_dict stream timeout update_buffer
 update_priorities watch_policy_version writer
 """
 

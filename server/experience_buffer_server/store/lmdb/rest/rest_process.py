@@ -76,6 +76,10 @@ def run(asked: dict[str, Any], frames: Frames) -> None:
         row = buffers[asked["buffer"]]
         where = service_pb2.Filter.FromString(bytes.fromhex(asked["where"]))
         rows = RestRows(reader, row, where, with_payloads=asked["with_payloads"])
+        if asked["delivered"]:
+            for part in rows.delivered(*asked["delivered"]):
+                frames.part(part)
+            return
         if asked["orphans"]:
             for part in rows.orphans():
                 frames.part(part)

@@ -10,12 +10,12 @@ import lmdb
 
 from experience_buffer.v1 import service_pb2
 from experience_buffer_server.store import row_codec
+from experience_buffer_server.store.deliveries import deliveries
 from experience_buffer_server.store.interface import (
     AdvantageRow,
     BufferRow,
     DamagedRecordError,
     GroupRow,
-    LeaseRow,
     ProgressRow,
     Record,
     StoreFailedError,
@@ -133,23 +133,35 @@ class RestReader(LmdbReader):
         rows = self._get(Table.PROGRESS, keys, row_codec.decode_progress)
         return [row if isinstance(row, ProgressRow) else None for row in rows]
 
+    def acked(self, buffer_id: int, consumer: str, step: int) -> dict[int, int]:
+        """By seq, how often a consumer has acknowledged experiences with a training step.
+
+        Raises:
+            StoreError: A page is damaged.
+        """
+        found: dict[int, int] = {}
+        prefix, table = disk.buffer_key(buffer_id), Table.PROGRESS
+        with self._transaction() as txn, txn.cursor(self._tables[table]) as cursor:
+            is_there = cursor.set_range(prefix)
+            while is_there and (key := bytes(cursor.key())).startswith(prefix):
+                with suppress(*disk.DECODE_ERRORS):
+                    row = row_codec.decode_progress(disk.unseal(table, key, cursor.value()))
+                    if count := row.steps.get(consumer, []).count(step):
+                        found[row.seq] = count
+                is_there = cursor.next()
+        return found
+
+    def some_records(self, buffer_id: int, seqs: Sequence[int]) -> dict[int, Record]:
+        """Those of the records that can be read, by seq."""
+        keys = [disk.numbered_key(buffer_id, seq) for seq in seqs]
+        rows = self._get(Table.RECORDS, keys, row_codec.decode_record)
+        return {row.seq: row for row in rows if isinstance(row, Record)}
+
     def group(self, buffer_id: int, group_id: int) -> GroupRow | None:
         """A group; None where it can't be read."""
         key = disk.numbered_key(buffer_id, group_id)
         row = self._get_one(Table.GROUPS, key, row_codec.decode_group)
         return row if isinstance(row, GroupRow) else None
-
-    def leases(self, buffer_id: int) -> Iterator[LeaseRow]:
-        """All leases that are remembered, by id; those that can't be read are left out."""
-        prefix = disk.buffer_key(buffer_id)
-        with self._transaction() as txn, txn.cursor(self._tables[Table.LEASES]) as cursor:
-            is_there = cursor.set_range(prefix)
-            while is_there and bytes(cursor.key()).startswith(prefix):
-                with suppress(*DECODE_ERRORS):
-                    yield row_codec.decode_lease(
-                        unseal(Table.LEASES, bytes(cursor.key()), cursor.value())
-                    )
-                is_there = cursor.next()
 
 
 class RestRows:
@@ -259,6 +271,30 @@ class RestRows:
             elif isinstance(payload, bytes):
                 message.payload = payload
         return [message for _, message, _ in chosen], problems
+
+    def delivered(self, consumer: str, step: int) -> Iterator[Part]:
+        """What a training step has consumed, in the order in which it was delivered.
+
+        Raises:
+            StoreError: A page is damaged.
+        """
+        reader, buffer_id = self._reader, self._row.id
+        acked = reader.acked(buffer_id, consumer, step)
+        order = deliveries(reader.leases(buffer_id), consumer, step, acked)
+        for start in range(0, len(order), CHUNK_ROWS):
+            marks = order[start : start + CHUNK_ROWS]
+            records = reader.some_records(buffer_id, [mark.seq for mark in marks])
+            lost = [
+                Problem(f"record {mark.seq}", "it can't be read back")
+                for mark in marks
+                if mark.seq not in records
+            ]
+            kept = [mark for mark in marks if mark.seq in records]
+            messages, problems = self._messages([records[mark.seq] for mark in kept])
+            for message, mark in zip(messages, kept, strict=True):
+                message.lease_id, message.unit, message.rank = mark.lease_id, mark.unit, mark.rank
+                message.cursor = ""
+            yield Part(messages, [*lost, *problems], 0)
 
     def _group(self, group_id: int) -> GroupRow | None:
         if not group_id:

@@ -18,8 +18,8 @@ from typing import Any, Final, NamedTuple
 
 from experience_buffer import errors
 from experience_buffer._messages.scanned import scanned
+from experience_buffer.scanned import ScannedExperience
 from experience_buffer.v1 import service_pb2
-from experience_buffer.values import ScannedExperience
 from experience_buffer_server.store.interface import (
     BufferRow,
     StoreError,
@@ -56,6 +56,8 @@ class RestScan:
     with_payloads: bool = True
     problems: list[Problem] = field(default_factory=list)
     """What can't be read, as it is found; of single experiences, too."""
+    delivered: tuple[str, int] | None = None
+    """A consumer and a training step: what that has consumed, in the order of its delivery."""
     progress: float = 0.0
     _after: int = 0
     _has_lost: bool = False
@@ -73,6 +75,9 @@ class RestScan:
         Raises:
             StoreError: Nothing can.
         """
+        if self.delivered is not None:
+            yield from self._at_once("what the step has consumed")
+            return
         first, careful, num_ends = self._after, 0, 0
         while True:
             before = self._after
@@ -91,7 +96,7 @@ class RestScan:
                 self._has_lost = True
             careful = _CAREFUL_ROWS
         if self._has_lost and not self.where.ByteSize() and not first:
-            yield from self._orphans()
+            yield from self._at_once("payloads of lost records")
         self.progress = 1.0
         self.cursor = self.buffer.row.cursor(max(self._after, self.buffer.last_seq))
 
@@ -111,15 +116,14 @@ class RestScan:
             elif "ended" in said:
                 self._end = said["ended"]
 
-    def _orphans(self) -> Iterator[ScannedExperience]:
-        asked = {"after": 0, "careful": 0, "orphans": True}
+    def _at_once(self, what: str) -> Iterator[ScannedExperience]:
+        asked = {"after": 0, "careful": 0, "orphans": self.delivered is None}
         for letter, said in _frames(self._command(asked), self.path):
             if letter == "P":
                 yield from self._each(said)
             elif "problem" in said:
                 self.problems.append(Problem(*said["problem"]))
             elif "ended" in said:
-                what = "payloads of lost records"
                 self.problems.append(
                     Problem(what, f"reading them ended the process ({said['ended']})")
                 )
@@ -140,6 +144,7 @@ class RestScan:
             "buffer": self.buffer.row.name,
             "where": self.where.SerializeToString().hex(),
             "with_payloads": self.with_payloads,
+            "delivered": self.delivered,
         }
 
 
