@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from experience_buffer import (
+    Archive,
     AsyncClient,
+    BufferConfig,
     Client,
+    ConsumerConfig,
     ConsumerNotFoundError,
     InvalidRequestError,
 )
@@ -138,3 +141,31 @@ def test_an_experience_tells_its_history(client: Client, name: str) -> None:
     last = client.get(first.eid.uid, buffer=name).history[-1]
     assert (last.kind, last.consumer, last.step) == ("acknowledged", "trainer", 2)
     assert json.loads(json.dumps(stored.to_dict()))["history"][0]["kind"] == "pushed"
+
+
+def test_what_was_archived_tells_its_history_too(client: Client, name: str) -> None:
+    archive = Archive(segment_seconds=0.1)
+    consumers = [ConsumerConfig("trainer", unit="group")]
+    config = BufferConfig(
+        name, consumers=consumers, group_size=2, advantage="grpo", archive=archive
+    )
+    client.create_buffer(config)
+    pushed = groups(1, 2)
+    client.push(pushed, buffer=name)
+    client.sample(1, buffer=name).ack(step=6)
+    client.declare_safe(6, buffer=name)
+    uid = pushed[0].eid.uid
+    client.annotate({uid: {"info": {"judge": 0.5}}}, buffer=name)
+    found = client.get(uid, buffer=name)
+    assert [(event.kind, event.step, event.message) for event in found.history] == [
+        ("pushed", None, ""),
+        ("computed", None, "grpo"),
+        ("acknowledged", 6, ""),
+        ("departed", None, "consumed"),
+        ("annotated", None, "judge"),
+    ]
+    times = [event.time or 0.0 for event in found.history]
+    assert times == sorted(times)
+    assert min(times) > 0
+    departures = client.list_departures(buffer=name).departures
+    assert [one.is_archived for one in departures] == [True, True]

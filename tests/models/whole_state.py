@@ -28,6 +28,10 @@ _LEFT_OUT = {
     "num_unused",
     "keep_ratio",
     "oldest_open_group",
+    # They are about a batch of the size that was asked for last, since the start.
+    "asked_batch_size",
+    "waiting_for",
+    "wait_reason",
 }
 
 
@@ -131,7 +135,8 @@ def _consumer(buffer: Buffer, consumer: Consumer) -> dict[str, Any]:
 
 def _lease(lease: Lease) -> dict[str, Any]:
     found = {field.name: getattr(lease, field.name) for field in dataclasses.fields(lease)}
-    del found["grant_time"], found["holders"]  # A restart forgets them.
+    for name in ("grant_time", "holders", "policy_version"):
+        del found[name]  # A restart forgets them.
     found["units"] = [dataclasses.asdict(unit) for unit in lease.units]
     if not lease.world_size:
         for unit in found["units"]:

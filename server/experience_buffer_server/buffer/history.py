@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from experience_buffer.history import HistoryEvent
+from experience_buffer.history import Departure, HistoryEvent
 from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.entries import Entry, Group, key_of
@@ -31,6 +31,37 @@ def history(
     return [event for _, _, event in sorted(placed, key=lambda each: each[:2])]
 
 
+def history_of_departed(
+    departure: Departure,
+    *,
+    push_time: float,
+    computation: Mapping[str, Any] | None,
+    later: Iterable[tuple[float, str]],
+) -> list[HistoryEvent]:
+    """The events of an experience that the archive has, in the order in which they happened.
+
+    Args:
+        departure: How it left.
+        push_time: When it was pushed, seconds since the Unix epoch.
+        computation: How its advantages were computed; None where none were.
+        later: When something was added after it had left, and what, oldest first.
+    """
+    return [
+        HistoryEvent(kind="pushed", time=push_time),
+        *([] if computation is None else [_computed(computation)]),
+        *(
+            HistoryEvent(kind="acknowledged", time=ack.time, consumer=ack.consumer, step=ack.step)
+            for ack in departure.acked_by
+        ),
+        HistoryEvent(
+            kind="departed",
+            time=departure.time,
+            message=": ".join(filter(None, (departure.reason, departure.message))),
+        ),
+        *(HistoryEvent(kind="annotated", time=time, message=words) for time, words in later),
+    ]
+
+
 def _coming(
     state: BufferState, entry: Entry, computation: Mapping[str, Any] | None
 ) -> Iterator[HistoryEvent]:
@@ -44,10 +75,16 @@ def _coming(
         time, words = annotated
         yield HistoryEvent(kind="annotated", time=time, message=words)
     if computation is not None:
-        known = computation.get("compute_time")
-        time_of = float(known) if isinstance(known, (int, float)) else None
-        estimator = str(computation.get("estimator", ""))
-        yield HistoryEvent(kind="computed", time=time_of, message=estimator)
+        yield _computed(computation)
+
+
+def _computed(computation: Mapping[str, Any]) -> HistoryEvent:
+    known = computation.get("compute_time")
+    return HistoryEvent(
+        kind="computed",
+        time=float(known) if isinstance(known, (int, float)) else None,
+        message=str(computation.get("estimator", "")),
+    )
 
 
 def _completed(group: Group) -> HistoryEvent:

@@ -18,9 +18,12 @@ from experience_buffer.values import ExperienceSummary
 from experience_buffer_server.archive.archivist import Archivist
 from experience_buffer_server.buffer import departed
 from experience_buffer_server.buffer.buffer import Buffer
+from experience_buffer_server.buffer.history import history_of_departed
 from experience_buffer_server.buffer.intake.annotation import AnnotateOutcome, AnnotateReason
 from experience_buffer_server.rpc import messages
 
+_MOST_WORDS: Final = 200
+"""Characters of what an annotation has added, in an event."""
 _PAGE_TOKEN: Final = re.compile(r"([0-9]{1,12}\.[0-9]{1,12})-([0-9]{1,20})")
 _NOT_OF_THESE: Final = ("state",)
 """Fields of a filter that say nothing of what has left."""
@@ -214,10 +217,19 @@ def departure_of(row: Mapping[str, Any]) -> Departure:
 
 def _response(buffer: Buffer, row: Mapping[str, Any]) -> service_pb2.GetResponse:
     response = service_pb2.GetResponse(summary=_summary(row))
-    response.departure.CopyFrom(messages.message_of(looking_pb2.Departure, departure_of(row)))
+    departure = departure_of(row)
+    response.departure.CopyFrom(messages.message_of(looking_pb2.Departure, departure))
     response.payload = _payload(row)
-    if row["computation"]:
-        response.computation.update(json.loads(row["computation"]))
+    computation = json.loads(row["computation"]) if row["computation"] else None
+    if computation is not None:
+        response.computation.update(computation)
+    events = history_of_departed(
+        departure,
+        push_time=row["push_time"] or 0.0,
+        computation=computation,
+        later=[(one["time"], ", ".join(one["info"])[:_MOST_WORDS]) for one in row["later"]],
+    )
+    response.history.extend(messages.message_of(looking_pb2.HistoryEvent, one) for one in events)
     for finding in row["later"]:
         later = response.later.add(time=finding["time"], tensors=finding["tensors"])
         if finding["reward"] is not None:

@@ -189,9 +189,14 @@ def _leave_closed(
 
 def forget(state: BufferState, leaving: Sequence[Entry], cause: Cause) -> None:
     """The batch is on disk: the entries, and groups that are over, are gone."""
-    unused = _note_left(state, leaving)
+    archive = state.settings.archive
     state.telemetry.left(
-        leaving, reason=cause.reason, message=cause.message, unused=unused, now=clock.now()
+        leaving,
+        reason=cause.reason,
+        message=cause.message,
+        unused=_note_left(state, leaving),
+        is_archived=archive is not None and archive.keeps(cause.reason),
+        now=clock.now(),
     )
     for entry in leaving:
         state.outbox.left(entry.record)

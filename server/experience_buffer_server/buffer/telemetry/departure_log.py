@@ -27,6 +27,7 @@ class _Left(NamedTuple):
     entries: Sequence[Seen]
     acks: Sequence[tuple[Acknowledgement, ...]]
     unused: Collection[int]
+    is_archived: bool
 
     def departures(self, *, unused_only: bool) -> Iterator[Departure]:
         """The last one first."""
@@ -43,7 +44,7 @@ class _Left(NamedTuple):
                 reward=record.reward,
                 is_trained=record.seq not in self.unused,
                 acked_by=acks,
-                is_archived=False,
+                is_archived=self.is_archived,
             )
 
 
@@ -87,6 +88,7 @@ class DepartureLog:
         reason: str,
         message: str,
         unused: Collection[int],
+        is_archived: bool = False,
         now: float,
     ) -> None:
         """Experiences left.
@@ -97,9 +99,11 @@ class DepartureLog:
             reason: One of a fixed few.
             message: More about it.
             unused: Seqs of those that were never trained on.
+            is_archived: The archive has them, or is about to.
             now: Seconds since the Unix epoch.
         """
-        left = _Left(now, reason, message, entries[-MOST_KEPT:], acks[-MOST_KEPT:], unused)
+        last, of_last = entries[-MOST_KEPT:], acks[-MOST_KEPT:]
+        left = _Left(now, reason, message, last, of_last, unused, is_archived)
         self._left.setdefault(reason, _Kept()).add(left)
         self._totals[reason] += len(entries)
         begin = now - now % WINDOW_SECONDS

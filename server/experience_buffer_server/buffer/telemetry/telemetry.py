@@ -116,6 +116,7 @@ class Telemetry:
         reason: str,
         message: str,
         unused: Collection[int],
+        is_archived: bool,
         now: float,
     ) -> None:
         """Experiences, or failed rollouts, left; see `DepartureLog.left`."""
@@ -124,7 +125,15 @@ class Telemetry:
             return
         pop = self._acks.pop
         acks = [pop(entry.record.seq, ()) for entry in gone]
-        self.departures.left(gone, acks, reason=reason, message=message, unused=unused, now=now)
+        self.departures.left(
+            gone,
+            acks,
+            reason=reason,
+            message=message,
+            unused=unused,
+            is_archived=is_archived,
+            now=now,
+        )
         if unused:
             self.trends.left(len(unused))
 
