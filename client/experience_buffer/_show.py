@@ -10,6 +10,7 @@ import html
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from itertools import islice
 from typing import Any, Final, TypeVar
 
@@ -38,7 +39,8 @@ class Shown:
         Numbers that JSON hasn't become the texts "NaN", "Infinity" and "-Infinity", whole numbers
         beyond 2**53 - 1, which JavaScript would round, texts of their digits; payloads are left out.
         """
-        return {name: plain(value) for name, value, _ in _fields(self)}
+        kind: Any = type(self)
+        return {name: plain(getattr(self, name)) for name in _names(kind)}
 
 
 class Rows(tuple[T, ...]):
@@ -48,6 +50,12 @@ class Rows(tuple[T, ...]):
 
     def _repr_html_(self) -> str:
         return html_of_values(self)
+
+
+@cache
+def _names(kind: type[Any]) -> tuple[str, ...]:
+    """Names of the fields that a repr shows: no payloads."""
+    return tuple(field.name for field in dataclasses.fields(kind) if field.repr)
 
 
 def _fields(value: Any) -> list[tuple[str, Any, dataclasses.Field[Any]]]:
@@ -141,6 +149,8 @@ def plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, (int, float)):
+        return value
     if hasattr(value, "to_dict"):
         return value.to_dict()
     if isinstance(value, Mapping):

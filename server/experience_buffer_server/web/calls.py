@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
 from starlette.requests import Request
+from starlette.responses import Response
 
 from experience_buffer._messages.calls import Call as UnaryCall
 from experience_buffer.v1 import service_pb2
 from experience_buffer_server.access.calls import GuardedCall
 from experience_buffer_server.access.guard import Guard
-from experience_buffer_server.rpc.service import Service
 from experience_buffer_server.runtime.callers import caller_of
 from experience_buffer_server.runtime.quotas import Quotas
+from experience_buffer_server.web.answers import json_answer
+from experience_buffer_server.web.served import Served
 from experience_buffer_server.web.speaker import SPEAKER, Speaker
 
 SERVICE: Final = service_pb2.DESCRIPTOR.services_by_name["ExperienceBuffer"].full_name
 METRICS: Final = "/metrics"
+_FEW_BYTES: Final = 4096
+"""Of a response that takes less than a millisecond to become JSON."""
 _SECONDS: Final = 25.0
 """Less than `speaker` gives a connection for its next answer."""
 T = TypeVar("T")
@@ -31,8 +36,9 @@ class Call:
     It is to the service what gRPC's context is: who calls, how long there is, and when it is over.
     """
 
-    def __init__(self, service: Service, guarded: GuardedCall, request: Request) -> None:
-        self._service = service
+    def __init__(self, served: Served, guarded: GuardedCall, request: Request) -> None:
+        self._service = served.service
+        self._threads = served.lookers
         self._guarded = guarded
         self._request = request
         self._speaker: Speaker = getattr(request.state, SPEAKER)
@@ -55,8 +61,8 @@ class Call:
             stack.enter_context(quotas.calls.within(caller_of()))
             yield self
 
-    async def __call__(self, asked: UnaryCall[T]) -> T:
-        """Make a call of the service; what the client makes of its response.
+    async def ask(self, asked: UnaryCall[Any]) -> Any:
+        """Make a call of the service; its response as it is.
 
         Args:
             asked: As the client says it.
@@ -65,7 +71,38 @@ class Call:
             ExperienceBufferError: As the method does; or the caller may not make it.
         """
         method = getattr(self._service, asked.method)
-        return asked.parse(await method(self._guarded.check(asked.request), self))
+        return await method(self._guarded.check(asked.request), self)
+
+    async def answer(
+        self, asked: UnaryCall[T], plain: Callable[[T], Any] | None = None
+    ) -> Response:
+        """Make a call of the service, and JSON of what the client makes of its response.
+
+        Args:
+            asked: As the client says it.
+            plain: Makes plain data of the value, maybe in a thread; None: as it says itself.
+
+        Raises:
+            ExperienceBufferError: As `ask` does, and `plain`.
+        """
+        message = await self.ask(asked)
+        size = len(message) if isinstance(message, bytes) else message.ByteSize()
+
+        def make() -> Response:
+            value: Any = asked.parse(message)
+            return json_answer(value.to_dict() if plain is None else plain(value))
+
+        return await self.aside(make, size)
+
+    async def aside(self, make: Callable[[], T], num_bytes: int) -> T:
+        """Make something of so many bytes: in a thread if there are many, so that nobody waits for it.
+
+        Raises:
+            ExperienceBufferError: As `make` does.
+        """
+        if num_bytes <= _FEW_BYTES:
+            return make()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, make)
 
     def give_time(self, seconds: float) -> None:
         """Allow for an answer that takes so long to send, beside what every answer may take."""

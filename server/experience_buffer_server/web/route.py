@@ -89,7 +89,7 @@ class Route(APIRoute):
                 return
             request = Request(scope, receive)
             served = served_of(request)
-            call = Call(served.service, guarded(served.guard, method, request), request)
+            call = Call(served, guarded(served.guard, method, request), request)
             with call.entered(served.backend.quotas):
                 setattr(request.state, _CALL, call)
                 self._check_names(request)

@@ -326,7 +326,7 @@ def test_what_the_server_answers_shows_only_what_was_changed() -> None:
     assert all(
         getattr(info.config, field.name) is not None
         for field in dataclasses.fields(info.config)
-        if field.name not in ("retention", "pacing")
+        if field.name not in ("retention", "pacing", "archive")
     )
     assert repr(info) == (
         "<BufferInfo 120 experiences, 412.0 kB, policy version 3: BufferConfig('math', "

@@ -13,8 +13,7 @@ from experience_buffer._messages.calls import Call, call_of
 from experience_buffer._messages.convert import reader_of
 from experience_buffer.advice import Advice, advise
 from experience_buffer.history import Trends
-from experience_buffer_server.web.answers import json_answer
-from experience_buffer_server.web.api.describing import BufferName, add
+from experience_buffer_server.web.api.describing import BufferName, add, listed
 from experience_buffer_server.web.route import Calling, stands_for
 from experience_buffer_server.web.schemas import Page
 
@@ -37,34 +36,32 @@ def add_buffers(app: FastAPI) -> None:
 @stands_for("ListBuffers")
 async def list_buffers(call: Calling) -> Response:
     """All buffers that the caller may see, by name, with their settings."""
-    buffers = await call(call_of("ListBuffers", convert.buffers))
-    return json_answer({"buffers": [buffer.to_dict() for buffer in buffers]})
+    return await call.answer(call_of("ListBuffers", convert.buffers), listed("buffers"))
 
 
 @stands_for("GetBuffer")
 async def get_buffer(buffer: BufferName, call: Calling) -> Response:
     """One buffer with its settings."""
-    found = await call(call_of("GetBuffer", convert.buffer, name=buffer))
-    return json_answer(found.to_dict())
+    return await call.answer(call_of("GetBuffer", convert.buffer, name=buffer))
 
 
 @stands_for("GetStats")
 async def get_buffer_stats(buffer: BufferName, call: Calling) -> Response:
     """Counts, depths and waits of one buffer."""
-    return json_answer((await call(_stats(buffer))).buffers[0].to_dict())
+    return await call.answer(_stats(buffer), lambda stats: stats.buffers[0].to_dict())
 
 
 @stands_for("GetStats")
 async def list_consumers(buffer: BufferName, call: Calling) -> Response:
     """The readers of a buffer: what each has, and what it waits for."""
-    (found,) = (await call(_stats(buffer))).buffers
-    return json_answer({"consumers": [consumer.to_dict() for consumer in found.consumers]})
+    consumers = listed("consumers")
+    return await call.answer(_stats(buffer), lambda stats: consumers(stats.buffers[0].consumers))
 
 
 @stands_for("GetStats")
 async def get_buffer_advice(buffer: BufferName, call: Calling) -> Response:
     """What of one buffer needs a person, or explains a wait, in sentences; the worst first."""
-    return json_answer({"advice": [each.to_dict() for each in advise(await call(_stats(buffer)))]})
+    return await call.answer(_stats(buffer), lambda stats: listed("advice")(advise(stats)))
 
 
 @stands_for("GetTrends")
@@ -76,8 +73,8 @@ async def get_trends(
     ] = 0.0,
 ) -> Response:
     """The last minutes of a buffer: rates, depths, rewards, staleness."""
-    found = await call(call_of("GetTrends", reader_of(Trends), buffer=buffer, seconds=seconds))
-    return json_answer(found.to_dict())
+    asked = call_of("GetTrends", reader_of(Trends), buffer=buffer, seconds=seconds)
+    return await call.answer(asked)
 
 
 def _stats(buffer: str) -> Call[Stats]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Final
 
 from fastapi import FastAPI, Path, Query
 from starlette.responses import Response
 
-from experience_buffer_server.web.answers import json_answer
 from experience_buffer_server.web.schemas import Kind, Page, schema_of
 
 PREFIX: Final = "/api/v1"
@@ -61,7 +60,11 @@ def _add(app: FastAPI, path: str, endpoint: Callable[..., Any], content: dict[st
     )
 
 
-def page_answer(name: str, page: tuple[tuple[Any, ...], str]) -> Response:
-    """A page of values, with the next page's token."""
-    values, token = page
-    return json_answer({name: [value.to_dict() for value in values], "next_page_token": token})
+def paged(name: str) -> Callable[[tuple[tuple[Any, ...], str]], Any]:
+    """What makes plain data of a page of values and the next page's token."""
+    return lambda page: listed(name)(page[0]) | {"next_page_token": page[1]}
+
+
+def listed(name: str) -> Callable[[Iterable[Any]], dict[str, Any]]:
+    """What makes plain data of values, under a name."""
+    return lambda values: {name: [value.to_dict() for value in values]}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -36,6 +36,8 @@ _SECONDS: Final = 1.0
 _SHARE: Final = 50
 """So many times what an event took to make passes before the next."""
 _BYTES_PER_SECOND: Final = 200_000
+_STATS: Final = call_of("GetStats", reader_of(Stats))
+_NEVER: Final = (0.0, None)
 _SLOWEST_SECONDS: Final = 10.0
 """For a tab to take an event."""
 
@@ -128,7 +130,7 @@ class EventStream(Response):
         draining = self._served.backend.draining
         while not draining.is_set():
             begun = time.perf_counter()
-            event = _event("overview", (await self._overview()).to_dict())
+            event = await self._overview()
             took = time.perf_counter() - begun
             yield event
             pause = max(_SECONDS, _SHARE * took, len(event) / _BYTES_PER_SECOND)
@@ -138,36 +140,41 @@ class EventStream(Response):
             except TimeoutError:
                 continue
 
-    async def _overview(self) -> ServerEvent:
-        stats = await self._call(call_of("GetStats", reader_of(Stats)))
-        return ServerEvent(
-            server_version=stats.server_version,
-            uptime_seconds=stats.uptime_seconds,
-            time=time.time(),
-            buffers=stats.buffers,
-            advice=tuple(advise(stats)),
-            points={buffer.name: point async for buffer, point in self._newest(stats)},
-        )
+    async def _overview(self) -> bytes:
+        message = await self._call.ask(_STATS)
+        await self._read_points([buffer.name for buffer in message.buffers])
 
-    async def _newest(self, stats: Stats) -> AsyncIterator[tuple[BufferStats, TrendPoint]]:
-        """The newest point of each buffer that has one; read once per point."""
+        def make() -> bytes:
+            stats = _STATS.parse(message)
+            names = {buffer.name for buffer in stats.buffers}
+            event = ServerEvent(
+                server_version=stats.server_version,
+                uptime_seconds=stats.uptime_seconds,
+                time=time.time(),
+                buffers=stats.buffers,
+                advice=tuple(advise(stats)),
+                points={name: point for name, (_, point) in self._points.items() if name in names},
+            )
+            return _event("overview", event.to_dict())
+
+        return await self._call.aside(make, message.ByteSize())
+
+    async def _read_points(self, names: Iterable[str]) -> None:
+        """Read the newest point of each buffer's trends, once per point."""
         now = time.time()
-        for buffer in stats.buffers:
-            due, point = self._points.get(buffer.name, (0.0, None))
-            if now >= due:
-                try:
-                    asked = call_of(
-                        "GetTrends", reader_of(Trends), buffer=buffer.name, seconds=_SECONDS
-                    )
-                    found = await self._call(asked)
-                except errors.BufferNotFoundError:
-                    continue
-                if found.points:
-                    point = found.points[-1]
-                    due = max(point.time + found.interval_seconds, now + _SECONDS)
-                    self._points[buffer.name] = due, point
-            if point is not None:
-                yield buffer, point
+        for name in names:
+            if now < self._points.get(name, _NEVER)[0]:
+                continue
+            asked = call_of("GetTrends", reader_of(Trends), buffer=name, seconds=_SECONDS)
+            try:
+                found = asked.parse(await self._call.ask(asked))
+            except errors.BufferNotFoundError:
+                continue
+            if found.points:
+                point = found.points[-1]
+                due = max(point.time + found.interval_seconds, now + _SECONDS)
+                self._points[name] = due, point
+            await asyncio.sleep(0)  # Others are answered in between.
 
 
 def _event(name: str, data: Any) -> bytes:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final
 
 from fastapi import FastAPI, Query
 from starlette.responses import Response
@@ -25,8 +23,9 @@ from experience_buffer_server.web.inside.content import ExperienceContent, conte
 from experience_buffer_server.web.inside.images import images_of
 from experience_buffer_server.web.route import Calling, Serving, stands_for
 
-T = TypeVar("T")
 _BASE: Final = "/buffers/{buffer}/experience"
+_MANY: Final = 1 << 20
+"""Payloads are always taken apart in a thread."""
 _SLOWEST: Final = 250_000
 """Bytes per second of a line that has the time to carry a payload."""
 Uid = Annotated[str, Query(description="The uid: batch/task/run/step/suffix.")]
@@ -71,7 +70,7 @@ async def get_experience(
         content = content_of(_item(stored), num_chars=chars) if stored.payload else None
         return ExperienceView(stored=stored, content=content).to_dict()
 
-    return json_answer(await _aside(served, view))
+    return await call.aside(lambda: json_answer(view()), _MANY)
 
 
 @stands_for("Get")
@@ -86,9 +85,12 @@ async def get_tokens(
 ) -> Response:
     """A window of an experience's tokens: ids, texts, and every number that each has."""
     stored = await _stored(call, buffer, uid)
-    return await _answer(
-        served, lambda: columns.window(_item(stored), part, start, count, served.texts)
-    )
+
+    def window() -> Response:
+        found = columns.window(_item(stored), part, start, count, served.texts)
+        return json_answer(found.to_dict())
+
+    return await call.aside(window, _MANY)
 
 
 @stands_for("Get")
@@ -101,7 +103,11 @@ async def get_token_overview(
 ) -> Response:
     """A whole response in a bounded number of points, as a strip to jump by."""
     stored = await _stored(call, buffer, uid)
-    return await _answer(served, lambda: columns.overview(_item(stored), points))
+
+    def overview() -> Response:
+        return json_answer(columns.overview(_item(stored), points).to_dict())
+
+    return await call.aside(overview, _MANY)
 
 
 @stands_for("Get")
@@ -129,7 +135,7 @@ async def get_image(
 ) -> Response:
     """An image of an experience: PNG or JPEG, by its content."""
     stored = await _stored(call, buffer, uid)
-    found = await _aside(served, lambda: images_of(_item(stored)))
+    found = await call.aside(lambda: images_of(_item(stored)), _MANY)
     if index >= len(found):
         raise errors.NotFoundError(
             f"experience {uid!r} has {len(found)} images; there is none with index {index}",
@@ -141,7 +147,9 @@ async def get_image(
 
 
 async def _stored(call: Calling, buffer: str, uid: str) -> StoredExperience:
-    return await call(call_of("Get", convert.stored, buffer=buffer, uid=uid))
+    asked = call_of("Get", convert.stored, buffer=buffer, uid=uid)
+    # Its payload isn't copied: what is made of the rest is small.
+    return asked.parse(await call.ask(asked))
 
 
 def _item(stored: StoredExperience) -> Item:
@@ -158,12 +166,3 @@ def _without_payload(uid: str) -> errors.WrongStateError:
     return errors.WrongStateError(
         f"experience {uid!r} is a failed rollout and has no payload", subject=uid
     )
-
-
-async def _answer(served: Serving, make: Callable[[], Shown]) -> Response:
-    return json_answer(await _aside(served, lambda: make().to_dict()))
-
-
-async def _aside(served: Serving, make: Callable[[], T]) -> T:
-    """Do what takes long in a thread."""
-    return await asyncio.get_running_loop().run_in_executor(served.lookers, make)

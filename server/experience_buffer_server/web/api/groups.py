@@ -13,13 +13,12 @@ from experience_buffer._messages.calls import call_of
 from experience_buffer._messages.filters import group_states
 from experience_buffer._messages.names import GROUP_ORDER
 from experience_buffer.looking import GroupOrder, GroupState
-from experience_buffer_server.web.answers import json_answer
 from experience_buffer_server.web.api.describing import (
     BufferName,
     PageSize,
     PageToken,
     add,
-    page_answer,
+    paged,
 )
 from experience_buffer_server.web.route import Calling, stands_for
 from experience_buffer_server.web.schemas import Page
@@ -58,7 +57,7 @@ async def list_groups(
         page_size=page_size,
         page_token=page_token,
     )
-    return page_answer("groups", await call(asked))
+    return await call.answer(asked, paged("groups"))
 
 
 @stands_for("GetGroup")
@@ -68,9 +67,7 @@ async def get_group(
     key: Annotated[str, Query(description="The group's key, such as 0/27; of several the newest.")],
 ) -> Response:
     """One group, with the advantages of its members and how they were computed."""
-    return json_answer(
-        (await call(call_of("GetGroup", convert.group, buffer=buffer, group=key))).to_dict()
-    )
+    return await call.answer(call_of("GetGroup", convert.group, buffer=buffer, group=key))
 
 
 @stands_for("ListLeases")
@@ -92,4 +89,4 @@ async def list_leases(
         page_size=page_size,
         page_token=page_token,
     )
-    return page_answer("leases", await call(asked))
+    return await call.answer(asked, paged("leases"))

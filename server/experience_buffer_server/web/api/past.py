@@ -12,8 +12,7 @@ from experience_buffer._messages import convert
 from experience_buffer._messages.calls import Call, call_of
 from experience_buffer._messages.convert import reader_of
 from experience_buffer.history import Departures, StepInfo
-from experience_buffer_server.web.answers import json_answer
-from experience_buffer_server.web.api.describing import BufferName, add
+from experience_buffer_server.web.api.describing import BufferName, add, listed
 from experience_buffer_server.web.route import Calling, stands_for
 from experience_buffer_server.web.schemas import Page
 
@@ -35,8 +34,7 @@ async def list_steps(
     limit: Limit = 100,
 ) -> Response:
     """What training steps have consumed, the newest first."""
-    steps = await call(_steps(buffer, consumer, limit=limit))
-    return json_answer({"steps": [each.to_dict() for each in steps]})
+    return await call.answer(_steps(buffer, consumer, limit=limit), listed("steps"))
 
 
 @stands_for("ListSteps")
@@ -47,14 +45,17 @@ async def get_step(
     step: Annotated[int, Path(description="The training step.")],
 ) -> Response:
     """What one training step has consumed."""
-    steps = await call(_steps(buffer, consumer, limit=1, step=step))
-    if not steps:
-        raise errors.NotFoundError(
-            f"consumer {consumer!r} of buffer {buffer!r} has acknowledged nothing with step {step} that is "
-            "still known",
-            subject=str(step),
-        )
-    return json_answer(steps[0].to_dict())
+
+    def only(steps: tuple[StepInfo, ...]) -> Any:
+        if not steps:
+            raise errors.NotFoundError(
+                f"consumer {consumer!r} of buffer {buffer!r} has acknowledged nothing with step {step} "
+                "that is still known",
+                subject=str(step),
+            )
+        return steps[0].to_dict()
+
+    return await call.answer(_steps(buffer, consumer, limit=1, step=step), only)
 
 
 @stands_for("ListDepartures")
@@ -74,7 +75,7 @@ async def list_departures(
         unused_only=unused_only,
         limit=limit,
     )
-    return json_answer((await call(asked)).to_dict())
+    return await call.answer(asked)
 
 
 def _steps(buffer: str, consumer: str, **given: Any) -> Call[tuple[StepInfo, ...]]:

@@ -23,7 +23,6 @@ from experience_buffer._messages.calls import Call
 from experience_buffer.v1 import service_pb2
 from experience_buffer_server.rpc.push_codec import PushRequest, read_push
 from experience_buffer_server.settings.server import ServerSection
-from experience_buffer_server.web.answers import json_answer
 from experience_buffer_server.web.api.describing import PREFIX, BufferName
 from experience_buffer_server.web.problems import problem
 from experience_buffer_server.web.route import Calling, Serving, stands_for
@@ -140,7 +139,7 @@ async def push(buffer: BufferName, request: Request, call: Calling, served: Serv
     loop = asyncio.get_running_loop()
     make = partial(_request, buffer, body, limits.max_push_items)
     asked = await loop.run_in_executor(served.lookers, make)
-    return json_answer((await call(Call("Push", _as_message(asked), _result))).to_dict())
+    return await call.answer(Call("Push", _as_message(asked), _result))
 
 
 async def _read(request: Request, most: int) -> bytes:

@@ -17,7 +17,7 @@ from experience_buffer_server.web.api.describing import (
     PageSize,
     PageToken,
     add,
-    page_answer,
+    paged,
 )
 from experience_buffer_server.web.route import Calling, stands_for
 from experience_buffer_server.web.schemas import Page
@@ -111,4 +111,4 @@ async def list_experiences(
         page_size=page_size,
         page_token=page_token,
     )
-    return page_answer("experiences", await call(asked))
+    return await call.answer(asked, paged("experiences"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from dataclasses import dataclass
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.responses import Response
@@ -14,8 +15,7 @@ from experience_buffer._messages.convert import reader_of
 from experience_buffer._show import Shown
 from experience_buffer.advice import Advice, advise
 from experience_buffer_server.runtime.callers import caller_of
-from experience_buffer_server.web.answers import json_answer
-from experience_buffer_server.web.api.describing import add
+from experience_buffer_server.web.api.describing import add, listed
 from experience_buffer_server.web.route import Calling, Serving, stands_for
 from experience_buffer_server.web.schemas import Page
 
@@ -65,34 +65,36 @@ def add_server(app: FastAPI) -> None:
 @stands_for("GetStats")
 async def get_status(call: Calling, served: Serving) -> Response:
     """What the server is: its version, how to reach it, what it can, and which buffers it has."""
-    stats = await call(call_of("GetStats", reader_of(Stats)))
-    limits = served.backend.limits
-    status = ServerStatus(
-        name="experience-buffer",
-        version=stats.server_version,
-        python_version=platform.python_version(),
-        uptime_seconds=stats.uptime_seconds,
-        is_serving=not served.backend.draining.is_set(),
-        grpc_address=served.address,
-        is_secure=served.is_secure,
-        needs_token=served.guard.grants is not None,
-        caller=caller_of(),
-        has_page=limits.page,
-        has_tokenizer=served.texts is not None,
-        can_push=limits.http_push,
-        buffers=tuple(buffer.name for buffer in stats.buffers),
-    )
-    return json_answer(status.to_dict())
+    limits, caller = served.backend.limits, caller_of()
+
+    def status(stats: Stats) -> Any:
+        return ServerStatus(
+            name="experience-buffer",
+            version=stats.server_version,
+            python_version=platform.python_version(),
+            uptime_seconds=stats.uptime_seconds,
+            is_serving=not served.backend.draining.is_set(),
+            grpc_address=served.address,
+            is_secure=served.is_secure,
+            needs_token=served.guard.grants is not None,
+            caller=caller,
+            has_page=limits.page,
+            has_tokenizer=served.texts is not None,
+            can_push=limits.http_push,
+            buffers=tuple(buffer.name for buffer in stats.buffers),
+        ).to_dict()
+
+    return await call.answer(call_of("GetStats", reader_of(Stats)), status)
 
 
 @stands_for("GetStats")
 async def get_stats(call: Calling) -> Response:
     """Counts, depths and waits of all buffers that the caller may see."""
-    return json_answer((await call(call_of("GetStats", reader_of(Stats)))).to_dict())
+    return await call.answer(call_of("GetStats", reader_of(Stats)))
 
 
 @stands_for("GetStats")
 async def get_advice(call: Calling) -> Response:
     """What needs a person, or explains a wait, in sentences; the worst first."""
-    stats = await call(call_of("GetStats", reader_of(Stats)))
-    return json_answer({"advice": [each.to_dict() for each in advise(stats)]})
+    asked = call_of("GetStats", reader_of(Stats))
+    return await call.answer(asked, lambda stats: listed("advice")(advise(stats)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from experience_buffer import Experience, trxp
 from experience_buffer_server.access.grants import Grants, digest_of
 from experience_buffer_server.rpc.gateway import Backend
 from experience_buffer_server.settings.access import GrantSettings
+from experience_buffer_server.web import calls
 from tests.unit.buffer_verbs import pushed
 from tests.unit.builders import World, push, settings, uid
 from tests.unit.web.asking import Asking, asking
@@ -241,6 +243,25 @@ async def test_it_is_json_whatever_it_holds(web: Asking, backend: Backend) -> No
 
     info = json.loads(answer.body, parse_constant=never)["content"]["info"]
     assert info == {"nan": "NaN", "inf": "-Infinity", "big": str(2**70), "small": -3}
+
+
+async def test_large_answers_are_written_in_a_thread(
+    web: Asking, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+    written = vars(calls)["json_answer"]
+
+    def writing(data: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return written(data)
+
+    monkeypatch.setattr(calls, "json_answer", writing)
+    await web.get("/api/v1/status")
+    await backend.buffer("math").push(pushed(*((task, 0) for task in range(100, 190))))
+    await web.get(f"{BASE}/experiences")
+    here, aside = threads
+    assert here == threading.current_thread().name
+    assert aside.startswith("looking")
 
 
 async def test_what_an_error_repeats_is_short(web: Asking) -> None:
