@@ -62,7 +62,7 @@ function stored(stats, name) {
 }
 
 const archive = (of) => [
-  `Archive: ${counted(of.num_rows + of.num_pending, "experience")} in ${counted(of.num_segments, "file")} of ${size(of.num_bytes)}`,
+  `Archive: ${counted(of.num_rows + of.num_pending, "experience")}${of.num_segments ? ` in ${counted(of.num_segments, "file")} of ${size(of.num_bytes)}` : ", not in a file yet"}`,
   of.oldest_time === null ? null : `back to ${instant(of.oldest_time).slice(0, 16)}`, of.num_lost ? `${count(of.num_lost)} were lost` : null,
 ].filter(Boolean).join("; ");
 

@@ -40,7 +40,7 @@ export const overview = {
 
 // The newest point comes with the events: the charts grow without being asked for anew.
 function grow(trends, point) {
-  if (!trends?.points.length || !point || point.time <= trends.points.at(-1).time) return;
+  if (!trends || !point || point.time <= (trends.points.at(-1)?.time ?? 0)) return;
   trends.points.push(point);
   if (trends.points.length > MOST_POINTS) trends.points.shift();
 }
