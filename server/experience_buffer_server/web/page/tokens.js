@@ -155,6 +155,8 @@ export class Tokens {
     const moved = anchor ? anchor.block.offsetTop - this.scroller.scrollTop - anchor.below : 0;
     if (Math.abs(moved) >= 1) this.scroller.scrollTop += moved;
     this.mark();
+    // What is drawn tells how tall the rest will be.
+    if (Math.abs(this.guess() - guess) > guess / 10) this.later();
   }
 
   // The first and last block that reach into a stretch.

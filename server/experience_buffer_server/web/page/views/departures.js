@@ -3,7 +3,7 @@
 import { h } from "../h.js";
 import { to } from "../route.js";
 import { spark } from "../charts.js";
-import { count, line, short, words } from "../format.js";
+import { count, decimal, line, words } from "../format.js";
 import { chip, empty, groupLink, head, said, since, uidLink } from "../parts.js";
 import { choices, table } from "../table.js";
 import * as data from "../data.js";
@@ -43,7 +43,7 @@ function columns(buffer) {
     { name: "Group", cell: (each) => (each.group ? groupLink(buffer, each.group) : null), sort: (each) => each.group },
     { name: "Reason", cell: (each) => chip(each.reason), sort: (each) => each.reason, tight: true, self: true },
     { name: "Why", cell: (each) => (each.message ? said(each.message, 240) : null), words: true },
-    { name: "Reward", cell: (each) => (each.reward === null ? null : short(each.reward)), sort: (each) => each.reward, number: true },
+    { name: "Reward", cell: (each) => (each.reward === null ? null : decimal(each.reward, 2)), sort: (each) => each.reward, number: true },
     { name: "When", cell: (each) => since(each.time), sort: (each) => -each.time, number: true },
     { name: "Trained on by", cell: (each) => (each.acked_by.length ? acked(each.acked_by, buffer) : each.is_trained ? null : h("span", { class: "soft" }, "nobody")), tight: true },
     { name: "Archived", cell: (each) => (each.is_archived ? "yes" : null), tight: true },

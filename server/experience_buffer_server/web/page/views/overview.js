@@ -25,12 +25,13 @@ export const overview = {
   render({ trends }, { status }) {
     for (const [name, each] of trends) grow(each, status.points?.[name]);
     const shown = status.buffers.slice(0, MOST_BUFFERS);
+    const begun = Math.min(...[...trends.values()].map((each) => each?.begin_time ?? Infinity));
     return [
       h("div", { class: "head" }, h("h1", { tabindex: -1 }, "Overview"),
         h("p", { class: "soft" }, `server ${line(status.version, 40)}, up ${duration(status.uptime_seconds)}`)),
       needs(status.advice ?? []),
       disk(status),
-      shown.filter((buffer) => isBusy(trends.get(buffer.name))).map((buffer) => row(buffer, trends.get(buffer.name))),
+      shown.filter((buffer) => isBusy(trends.get(buffer.name))).map((buffer) => row(buffer, trends.get(buffer.name), begun)),
       idle(shown.filter((buffer) => !isBusy(trends.get(buffer.name)))),
       shown.length ? null : firstLines("", status.grpc_address),
       status.buffers.length > MOST_BUFFERS ? h("p", { class: "soft" }, `${counted(status.buffers.length - MOST_BUFFERS, "more buffer")} aren't drawn.`) : null,
@@ -57,7 +58,7 @@ export function needs(advice) {
   const left = advice.length - MOST_NEEDS;
   return h("section", { class: "card flush", "aria-label": "What needs a person" },
     h("ol", { class: "needs" }, advice.slice(0, MOST_NEEDS).map((each) => h("li", { class: each.severity, key: `${each.buffer} ${each.consumer} ${each.kind}` },
-      h("strong", { class: "said" }, upper(line(each.text, 400)), "."), " ",
+      h("strong", { class: "said" }, each.text.startsWith(each.buffer) ? line(each.text, 400) : upper(line(each.text, 400)), "."), " ",
       h("a", { href: link(each), "data-row": true }, SHOW[each.view] ?? "Look"),
       each.cure || each.command ? h("p", null, each.cure ? `${upper(line(each.cure, 400))}. ` : "", each.command ? h("code", null, line(each.command, 200)) : null) : null))),
     left > 0 ? h("p", { class: "calm soft" }, `${count(left)} more`) : null);
@@ -76,7 +77,7 @@ function link({ view, buffer, consumer, kind }) {
   return to(view in SHOW ? view : "buffer", buffer);
 }
 
-function row(buffer, trends) {
+function row(buffer, trends, begun) {
   const ready = buffer.consumers.map((each) => `${line(each.name, 40)} ${count(each.num_ready_units)} ready`).join(", ");
   return h("section", { class: "card", key: buffer.name, "aria-label": buffer.name },
     h("div", { class: "head" },
@@ -87,7 +88,7 @@ function row(buffer, trends) {
         buffer.policy_version === null ? null : `policy version ${count(buffer.policy_version)}`,
         ready,
       ].filter(Boolean).join("; "))),
-    charts(trends, FIRST));
+    charts(trends, FIRST, begun));
 }
 
 // Buffers in which nothing happens, in a line each.

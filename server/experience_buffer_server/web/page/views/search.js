@@ -3,7 +3,7 @@
 import { h } from "../h.js";
 import { ask, to } from "../route.js";
 import { EXAMPLES, understood } from "../asked.js";
-import { count, counted, line, short, size } from "../format.js";
+import { count, counted, decimal, line, size } from "../format.js";
 import { chip, empty, head, said, since, uidLink } from "../parts.js";
 import { choices, table } from "../table.js";
 import { pages } from "./pages.js";
@@ -47,7 +47,7 @@ export function experienceTable(rows, place) {
   return table({ label: "Experiences", rows, sorted: place.query.get("sort") ?? "", key: (each) => each.uid, columns: [
     { name: "Experience", cell: (each) => uidLink(place.buffer, each.uid), sort: (each) => each.uid },
     { name: "State", cell: (each) => chip(each.state), sort: (each) => each.state, tight: true, self: true },
-    { name: "Reward", cell: (each) => (each.reward === null ? null : short(each.reward)), sort: (each) => each.reward, number: true },
+    { name: "Reward", cell: (each) => (each.reward === null ? null : decimal(each.reward, 2)), sort: (each) => each.reward, number: true },
     { name: "Tokens", title: "of the response", cell: (each) => count(each.response_tokens), sort: (each) => each.response_tokens, number: true },
     { name: "Version", cell: (each) => (each.min_policy_version === null ? null : each.min_policy_version === each.max_policy_version ? count(each.min_policy_version) : `${count(each.min_policy_version)}–${count(each.max_policy_version)}`), sort: (each) => each.min_policy_version, number: true },
     { name: "Size", cell: (each) => size(each.payload_bytes), sort: (each) => each.payload_bytes, number: true },

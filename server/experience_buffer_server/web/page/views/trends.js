@@ -2,9 +2,10 @@
 
 import { h } from "../h.js";
 import { histogram, spark } from "../charts.js";
-import { count, decimal, duration, rate } from "../format.js";
+import { ago, count, decimal, duration, rate } from "../format.js";
 
 const SECONDS = 900;
+const SHORTEST = 60;
 
 const perSecond = (name) => (point) => point[name] / point.seconds;
 const plain = (name) => (point) => point[name];
@@ -27,12 +28,12 @@ const MEASURES = {
 export const FIRST = ["pushed", "trained", "ready", "staleness", "reward"];
 export const ALL = [...FIRST, "solved", "flat", "length", "open", "waited", "unused", "stored"];
 
-/** The charts of some measures, with one axis below. */
-export function charts(trends, names) {
+/** The charts of some measures over one axis: of 15 minutes, or since `begun` (seconds since the epoch). */
+export function charts(trends, names, begun = trends?.begin_time ?? 0) {
   const points = trends?.points ?? [];
   if (!isBusy(trends)) return h("p", { class: "soft" }, "Nothing has happened in the last 15 minutes.");
   const end = points.at(-1).time;
-  const span = [end - SECONDS, end];
+  const span = [Math.min(Math.max(end - SECONDS, begun), end - SHORTEST), end];
   return h("div", { class: "charts" }, names.map((name) => one(MEASURES[name], points, span)));
 }
 
@@ -45,7 +46,7 @@ function one({ name, value, say }, points, span) {
   return h("div", { class: "chart" },
     h("div", { class: "name" }, h("span", null, name), h("b", null, last === undefined ? "–" : say(last))),
     spark(line, span, { label: name, say }),
-    h("div", { class: "axis", "aria-hidden": "true" }, h("span", null, "15 min ago"), h("span", null, "now")));
+    h("div", { class: "axis", "aria-hidden": "true" }, h("span", null, ago(span[1] - span[0])), h("span", null, "now")));
 }
 
 /** How values are spread, as a histogram; `label` says of what. */
