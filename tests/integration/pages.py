@@ -95,7 +95,9 @@ class Reader:
         examples.globs = self._names
         report: list[str] = []
         runner = doctest.DocTestRunner(verbose=False, optionflags=_FLAGS)
-        failed = runner.run(examples, out=report.append, clear_globs=False).failed
+        # What commands have written is read here, too.
+        with contextlib.chdir(self._folder):
+            failed = runner.run(examples, out=report.append, clear_globs=False).failed
         assert not failed, self._theirs("".join(report))
         return len(examples.examples)
 

@@ -34,7 +34,10 @@ def _commands() -> Iterator[tuple[str, set[str]]]:
         inner = getattr(found, "commands", {})
         pending += [(f"{name} {key}".strip(), value) for key, value in inner.items()]
         if not inner:
-            yield name, {option for one in found.params for option in one.opts}
+            yield (
+                name,
+                {option for one in found.params for option in (*one.opts, *one.secondary_opts)},
+            )
 
 
 def _outside_of_code(page: Path) -> str:
