@@ -13,7 +13,7 @@ from experience_buffer_server.buffer.buffer import Buffer
 from experience_buffer_server.buffer.delivery.priorities import PriorityUpdate
 from experience_buffer_server.buffer.delivery.rank_batches import RankOf
 from experience_buffer_server.buffer.intake.push_reading import Push
-from tests.models import whole_state
+from tests.models import told, whole_state
 from tests.models.model import SIZE, Model
 from tests.models.model_place import Reader
 from tests.models.port import Delivered, Item, Port, Refused
@@ -33,6 +33,8 @@ def payload(items: Sequence[Item]) -> bytes:
     return _payloads[key] if key else b""
 
 
+LOOKS = 5
+"""What is told is looked at after each of so many steps: it takes as long as all else of them."""
 _GROUP_SECONDS = 20_000.0
 """Longer than any lease."""
 
@@ -56,6 +58,7 @@ class BufferPort:
         self._loop = loop
         self._dies_meanwhile = False
         self._seqs: set[int] = set()
+        self._num_looks = 0
         self._last_seq = 0
         self._estimator = estimator
         self._mortality = mortality
@@ -240,6 +243,9 @@ class BufferPort:
         seqs = {entry.record.seq for entry in self.buffer.state.contents}
         assert all(seq > self._last_seq for seq in seqs - self._seqs), "a number is given again"
         self._seqs, self._last_seq = seqs, max(seqs | {self._last_seq})
+        self._num_looks += 1
+        if self._num_looks % LOOKS == 0:
+            self.run(told.check(self.buffer))
         return whole_state.observed(self.buffer)
 
     def expected(self, model: Model) -> dict[str, Any]:

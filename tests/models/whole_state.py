@@ -32,6 +32,8 @@ _LEFT_OUT = {
     "asked_batch_size",
     "waiting_for",
     "wait_reason",
+    "full_in_seconds",
+    "full_by",
 }
 
 
