@@ -87,7 +87,8 @@ def test_every_command_is_there_with_its_options() -> None:
             for parameter in found.params:
                 if parameter.name != "help" and not getattr(parameter, "hidden", False):
                     assert any(f"`{option}`" in section for option in parameter.opts) or (
-                        (parameter.name or "").upper() in section
+                        (getattr(parameter, "metavar", None) or parameter.name or "").upper()
+                        in section
                     ), f"{name} {parameter.name}"
             count += 1
     assert count > 10
