@@ -44,7 +44,7 @@ def test_settings_exist(page: Path) -> None:
     known = {key for section in SECTIONS.values() for key in section.model_fields}
     known |= BufferSettings.model_fields.keys() | ConsumerSettings.model_fields.keys()
     known |= {name for name in dir(Client) if not name.startswith("_")}
-    known |= {"waiting_for", "experience_buffer_pushes_held_back_total"}
+    known |= {"waiting_for", "num_lost", "experience_buffer_pushes_held_back_total"}
     for text in quoted:
         found = re.fullmatch(r"(?:client\.)?([a-z]+(?:_[a-z]+)+)(?:\(.*\)| = .*)?", text)
         if found is not None and not found[1].startswith("experience_buffer"):

@@ -34,6 +34,11 @@ _BUFFER_GAUGES = (
     ),
     ("reserved_groups", "Places taken by workers.", "num_reserved_groups"),
     ("policy_version", "Newest published policy version.", "policy_version"),
+    (
+        "used_ratio",
+        "Used of max_items or max_bytes, of the one that is tighter; 0 to 1.",
+        "used_ratio",
+    ),
 )
 _BUFFER_COUNTERS = (
     ("used_experiences", "Experiences acknowledged for the first time.", "num_used"),

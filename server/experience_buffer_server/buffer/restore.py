@@ -94,17 +94,25 @@ def restore(buffer: Buffer, state: StoredBuffer, store: Store) -> None:
 
 
 def _restore_steps(flow: Flow, rows: Iterable[ProgressRow]) -> None:
-    """Tell again what steps have consumed, as far as it is kept for a rewind."""
+    """Tell again what steps have consumed, as far as it is kept for a rewind.
+
+    When that was is known where the buffer has an archive.
+    """
     found: dict[tuple[str, int], list[Entry]] = {}
+    times: dict[tuple[str, int], list[float]] = {}
     for row in rows:
         entry = flow.state.contents.by_seq(row.seq) if row.steps else None
-        if entry is not None:
-            for name, steps in row.steps.items():
-                for step in steps:
-                    found.setdefault((name, step), []).append(entry)
+        if entry is None:
+            continue
+        for name, steps in row.steps.items():
+            for step in steps:
+                found.setdefault((name, step), []).append(entry)
+        for name, trained_step, time in row.trained:
+            if time is not None and trained_step is not None:
+                times.setdefault((name, trained_step), []).append(time)
     for (name, step), entries in sorted(found.items()):
         if name in flow.state.consumers:
-            flow.state.telemetry.restore(name, step, entries)
+            flow.state.telemetry.restore(name, step, entries, times.get((name, step), ()))
 
 
 def _restore_departed(flow: Flow, store: Store) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import Final, NamedTuple
@@ -140,10 +140,13 @@ class StepLog:
         found.last_time = now
         found.acked(entries, version)
 
-    def restore(self, consumer: str, step: int, entries: Sequence[Seen]) -> None:
-        """Experiences are kept for a rewind, which a step acknowledged before the start."""
+    def restore(
+        self, consumer: str, step: int, entries: Sequence[Seen], times: Collection[float]
+    ) -> None:
+        """Experiences are kept for a rewind, which a step acknowledged before the start, at these times."""
         found = self._step(consumer, step)
         found.is_partial = True
+        found.first_time, found.last_time = min(times, default=None), max(times, default=None)
         found.acked(entries, None)
 
     def rewound(self, consumer: str, step: int) -> None:

@@ -79,10 +79,20 @@ class Telemetry:
             self.steps.acked(consumer, step, entries, version, now)
         self._note_acks(entries, Acknowledgement(consumer=consumer, step=step, time=now))
 
-    def restore(self, consumer: str, step: int, entries: Sequence[Seen]) -> None:
-        """Experiences are kept for a rewind, which a step acknowledged before the start."""
-        self.steps.restore(consumer, step, entries)
-        self._note_acks(entries, Acknowledgement(consumer=consumer, step=step, time=None))
+    def restore(
+        self, consumer: str, step: int, entries: Sequence[Seen], times: Collection[float]
+    ) -> None:
+        """Experiences are kept for a rewind, which a step acknowledged before the start.
+
+        Args:
+            consumer: Whose step.
+            step: The training step.
+            entries: The experiences.
+            times: Of its acknowledgements, as far as they are known.
+        """
+        self.steps.restore(consumer, step, entries, times)
+        time = max(times, default=None)
+        self._note_acks(entries, Acknowledgement(consumer=consumer, step=step, time=time))
 
     def _note_acks(self, entries: Sequence[Seen], ack: Acknowledgement) -> None:
         alone, acks = (ack,), self._acks

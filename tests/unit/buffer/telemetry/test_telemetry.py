@@ -324,3 +324,15 @@ async def test_rewards_that_come_later_count_once(world: World) -> None:
     assert learning.groups == {"all": 1, "some": 0, "none": 0}
     (point,) = points(buffer)
     assert (point.num_pushed, point.mean_reward, point.solve_ratio) == (2, 1.0, 1.0)
+
+
+async def test_with_an_archive_the_times_of_steps_outlast_a_restart(world: World) -> None:
+    buffer = await world.holding(push((1, 0), (1, 1), (2, 0), (2, 1)), **GROUPS, archive={})
+    for step in (3, 4):
+        await consume(buffer, 1, step=step)
+    before = steps(buffer)
+    after = steps(await world.restart(buffer))
+    assert [(one.step, one.is_partial) for one in after] == [(4, True), (3, True)]
+    for one, same in zip(before, after, strict=True):
+        assert one.first_ack_time is not None
+        assert same.first_ack_time == pytest.approx(one.first_ack_time, abs=0.5)
