@@ -68,6 +68,11 @@ def test_what_a_step_has_consumed_is_found_after_it_has_left(client: Client, nam
     assert found.computation is not None
     assert found.computation["estimator"] == "grpo"
 
+    kinds = [event.kind for event in found.history]
+    assert kinds == ["pushed", "computed", "acknowledged", "departed"]
+    (latest,) = client.list_departures(buffer=name, limit=1).departures
+    assert latest.is_archived
+
     everything = list(client.list(buffer=name, archived=True))
     assert len(everything) == 8
     assert everything[0].departure_reason == "group_dropped"

@@ -138,7 +138,7 @@ class Index:
         """
         said = json.dumps(asdict(self.about)).encode()
         said += b" " * (-len(said) % _ALIGNMENT)
-        with path.open("wb") as file:
+        with open(path, "wb", opener=private) as file:
             file.write(_HEAD.pack(_MAGIC, len(said), xxhash.xxh3_64_digest(said)))
             file.write(said)
             for array in (self.seqs, self.times, self.hashes, self.order):
@@ -173,6 +173,11 @@ class Index:
             return np.memmap(path, kind, "r", start + offset * n, (n,))
 
         return cls(about, array("<u8", 0), array("<f8", 8), array("<u8", 16), array("<u4", 24))
+
+
+def private(path: str, flags: int) -> int:
+    """Opens a new file for this user alone, as the store's are."""
+    return os.open(path, flags, 0o600)
 
 
 def sync_folder(path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from experience_buffer_server.archive.layout import Index, SegmentName, sync_folder
+from experience_buffer_server.archive.layout import Index, SegmentName, private, sync_folder
 from experience_buffer_server.archive.rows import schema, steps_of
 
 GROUP_ROWS: Final = 512
@@ -62,7 +62,7 @@ def write(
     acks: list[tuple[Sequence[str], Sequence[int | None]]] = []
     try:
         dictionary = [n for n in _EQUAL_TEXTS if n.split(".")[0] in wanted.names]
-        with partial.open("wb") as file:
+        with open(partial, "wb", opener=private) as file:
             with pq.ParquetWriter(
                 file,
                 wanted.with_metadata({_METADATA_KEY: said}),

@@ -100,7 +100,8 @@ class Writer:
     def _make(self, path: Path) -> None:
         """Make the folder of a buffer, for this user alone, as the store's is."""
         if not path.exists():
-            path.mkdir(mode=0o700, parents=True)
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            path.mkdir(mode=0o700)
             sync_folder(path.parent)
             sync_folder(path.parent.parent)
 

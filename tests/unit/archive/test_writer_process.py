@@ -31,6 +31,8 @@ async def test_a_segment_is_a_table_that_others_read(archive: Archive) -> None:
     answer = await archive.write(buffer)
     assert answer["files"]["num_rows"] == 1
     (file,) = (archive.root / str(buffer.id)).glob("*.parquet")
+    assert file.stat().st_mode & 0o077 == 0
+    assert archive.root.stat().st_mode & 0o077 == 0
     (row,) = pq.read_table(file).to_pylist()
     assert (row["uid"], row["reward"], row["payload"]) == (uid(1, 3), 0.6, payload((1, 3)))
     assert row["completion_ids"] == [42, 43, 44, 45, 46, 47, 48]
