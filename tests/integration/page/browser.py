@@ -131,11 +131,18 @@ class Browser:
 
     def asked(self) -> list[str]:
         """Addresses that it has asked anybody for since this was called last."""
+        return [str(each["request"]["url"]) for each in self._network("requestWillBeSent")]
+
+    def has_hung_up(self) -> bool:
+        """Whether it has given up an answer that it was reading, since this or `asked` was called last."""
+        return any(each.get("canceled") for each in self._network("loadingFailed"))
+
+    def _network(self, kind: str) -> list[dict[str, Any]]:
         found = []
         for entry in self._driver.get_log("performance"):  # type: ignore[no-untyped-call]
             message = json.loads(entry["message"])["message"]
-            if message["method"] == "Network.requestWillBeSent":
-                found.append(str(message["params"]["request"]["url"]))
+            if message["method"] == f"Network.{kind}":
+                found.append(message["params"])
         return found
 
     def strangers(self) -> list[str]:

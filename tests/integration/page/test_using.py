@@ -9,6 +9,7 @@ from selenium.webdriver.common.keys import Keys
 from experience_buffer import EID
 from tests.integration.page.browser import NARROW, Browser
 from tests.integration.page.world import AGENTS, HOSTILE, LONG, LONG_UID, MATH, NASTY, STUCK
+from tests.integration.server import eventually
 
 _GROUPS: Final = f"#/b/{MATH}/groups"
 _MEMBER: Final = f"#/b/{MATH}/experience/0/20/0/0/x"
@@ -200,3 +201,51 @@ def test_what_a_hostile_rollout_has_written_is_text(browser: Browser) -> None:
     browser.shot("hostile")
     assert browser.complaints() == []
     assert browser.strangers() == []
+
+
+def test_a_theme_that_is_chosen_stays(browser: Browser) -> None:
+    browser.look(_GROUPS, theme="light")
+    light = browser.value("getComputedStyle(document.body).backgroundColor")
+    choose = "const s = document.getElementById('theme'); s.value = arguments[0]; s.dispatchEvent(new Event('change'))"
+    browser.run(choose, "dark")
+    dark = browser.value("getComputedStyle(document.body).backgroundColor")
+    assert dark != light
+    browser.open(_GROUPS)
+    assert browser.value("getComputedStyle(document.body).backgroundColor") == dark
+    browser.run(choose, "")
+    assert browser.value("getComputedStyle(document.body).backgroundColor") == light
+
+
+def test_a_tab_that_nobody_sees_asks_for_nothing(browser: Browser) -> None:
+    browser.open(_GROUPS)
+    browser.waited("document.querySelector('.live.on') !== null")
+    seen = "Object.defineProperty(document, 'hidden', { value: arguments[0], configurable: true });"
+    seen += "document.dispatchEvent(new Event('visibilitychange'))"
+    browser.run(seen, True)
+    eventually(browser.has_hung_up, "the events to end")
+    # Whatever else it had asked for by then isn't asked for again.
+    browser.asked()
+    browser.run("window.dispatchEvent(new Event('theme'))")
+    assert browser.asked() == []
+    browser.run(seen, False)
+    eventually(lambda: any(url.endswith("/events") for url in browser.asked()), "new events")
+
+
+def test_it_can_be_heard(browser: Browser) -> None:
+    told = """
+    const named = (each) => each.getAttribute("aria-label") || each.textContent.trim() || each.title;
+    return [...document.querySelectorAll("svg, canvas, button, a, table, [role=img]")].filter((each) => each.checkVisibility() && !named(each)).map((each) => each.outerHTML.slice(0, 120));
+    """
+    for view in (
+        "#/",
+        f"#/b/{MATH}",
+        _GROUPS,
+        f"#/b/{MATH}/group/0/20",
+        _MEMBER,
+        f"#/b/{MATH}/steps",
+    ):
+        browser.look(view)
+        assert browser.run(told) == [], view
+        assert browser.value("document.querySelectorAll('h1').length") == 1, view
+        unnamed = "[...document.querySelectorAll('main input, main select')].filter((each) => !each.labels.length).length"
+        assert browser.value(unnamed) == 0, view

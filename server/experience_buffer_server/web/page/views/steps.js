@@ -73,7 +73,7 @@ export const step = {
   render({ step: found, members }, { place }) {
     const number = Number(partsOf(place.tail)[1]);
     const beside = (by) => (number + by < 0 ? null : to("step", place.buffer, `${found.consumer}/${number + by}`));
-    const bundle = `experience-buffer replay-bundle ${place.buffer} --step ${number}`;
+    const bundle = `experience-buffer replay-bundle step-${number}.zip --step ${number} -b ${place.buffer} -c ${found.consumer}`;
     return [
       head(`Step ${count(found.step)} of ${line(found.consumer, 64)}`, { crumbs: [h("a", { href: to("steps", place.buffer, "", { consumer: found.consumer }) }, "Steps"), neighbours([["prev", beside(-1), "previous"], ["next", beside(1), "next"]])] }),
       h("section", { class: "card stack" }, numbers([
@@ -83,7 +83,8 @@ export const step = {
       ]), found.is_partial ? h("p", { class: "soft" }, "Some of it was acknowledged before the server started, and isn't counted in the distributions.") : null),
       h("section", { class: "card" }, h("div", { class: "charts" },
         spread(found.rewards, "Rewards", true), spread(found.advantages, "Advantages, mean per experience", true))),
-      h("section", { class: "card" }, h("h2", null, "The same batches again"), h("div", { class: "filters" }, h("code", { class: "said" }, bundle), copy("Copy", bundle))),
+      h("section", { class: "card" }, h("h2", null, "The same batches again"), found.is_retained ? h("div", { class: "filters" }, h("code", { class: "said" }, bundle), copy("Copy", bundle))
+        : h("p", { class: "soft" }, "The step is safe: what it consumed isn't kept to be delivered again.")),
       found.groups.length ? h("section", { class: "card" }, h("h2", null, found.groups.length < found.num_groups ? `The first ${count(found.groups.length)} of its groups` : "Its groups"), h("p", { class: "links" }, found.groups.map((key) => groupLink(place.buffer, key)))) : null,
       members.experiences.length ? [h("h2", null, `${counted(members.experiences.length, "experience")} of it`), experienceTable(members.experiences, place)]
         : h("p", { class: "soft" }, "Its experiences have left, and no archive keeps them."),
