@@ -58,8 +58,8 @@ export function needs(advice) {
   const left = advice.length - MOST_NEEDS;
   return h("section", { class: "card flush", "aria-label": "What needs a person" },
     h("ol", { class: "needs" }, advice.slice(0, MOST_NEEDS).map((each) => h("li", { class: each.severity, key: `${each.buffer} ${each.consumer} ${each.kind}` },
-      h("strong", { class: "said" }, each.text.startsWith(each.buffer) ? line(each.text, 400) : upper(line(each.text, 400)), "."), " ",
-      h("a", { href: link(each), "data-row": true }, SHOW[each.view] ?? "Look"),
+      h("strong", { class: "said" }, each.buffer && each.text.startsWith(each.buffer) ? line(each.text, 400) : upper(line(each.text, 400)), "."), " ",
+      each.buffer ? h("a", { href: link(each), "data-row": true }, SHOW[each.view] ?? "Look") : null,
       each.cure || each.command ? h("p", null, each.cure ? `${upper(line(each.cure, 400))}. ` : "", each.command ? h("code", null, line(each.command, 200)) : null) : null))),
     left > 0 ? h("p", { class: "calm soft" }, `${count(left)} more`) : null);
 }

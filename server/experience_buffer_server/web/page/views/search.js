@@ -10,6 +10,7 @@ import { pages } from "./pages.js";
 import * as data from "../data.js";
 
 const PAGE = 100;
+const MOST_CALLS = 30;
 
 export const search = {
   every: 0,
@@ -18,8 +19,9 @@ export const search = {
     const { filters, problems } = understood(place.query.get("q") ?? "");
     if (problems.length) return { problems, experiences: [] };
     const archived = place.query.get("from") === "archive" ? true : filters.archived;
-    const answer = await data.experiences(place.buffer, { ...filters, archived, newest_first: place.query.get("order") === "oldest" ? null : true, page_size: PAGE, page_token: place.query.get("page") }, signal);
-    return { ...answer, problems };
+    const newest = place.query.get("order") === "oldest" ? null : true;
+    const asked = { ...filters, archived, newest_first: newest, page_size: PAGE };
+    return { ...(await looked(place.buffer, asked, place.query.get("page"), signal)), problems };
   },
   render({ experiences, problems, next_page_token: next }, { place, status }) {
     const asked = place.query.get("q") ?? "";
@@ -36,11 +38,20 @@ export const search = {
       buffers.length > 1 && asked ? h("p", { class: "soft" }, "The same in ", buffers.filter((each) => each.name !== place.buffer).map((each, index) => [index ? ", " : "", h("a", { href: to("search", each.name, "", { q: asked }) }, line(each.name, 64))])) : null,
       problems.length ? h("p", { class: "banner said" }, problems.map((each) => line(each, 200)).join("; ")) : null,
       experiences.length ? experienceTable(experiences, place) : problems.length ? null
-        : next ? empty("Nothing on this page; there is more to look through.") : empty(asked ? "Nothing like this is stored." : "Nothing is stored now.", place.query.get("from") ? null : h("p", { class: "soft" }, "What has left may be ", h("a", { href: to("search", place.buffer, "", { q: asked, from: "archive" }) }, "in the archive"), ".")),
+        : next ? empty("Nothing like this among the many that were looked at; there are more.") : empty(asked ? "Nothing like this is stored." : "Nothing is stored now.", place.query.get("from") ? null : h("p", { class: "soft" }, "What has left may be ", h("a", { href: to("search", place.buffer, "", { q: asked, from: "archive" }) }, "in the archive"), ".")),
       pages(place, next),
     ];
   },
 };
+
+// Each call looks at a bounded number of experiences: on, until something is found.
+async function looked(buffer, asked, page, signal) {
+  let answer = { experiences: [], next_page_token: page };
+  for (let calls = 0; calls < MOST_CALLS && !answer.experiences.length && (answer.next_page_token || !calls); calls++) {
+    answer = await data.experiences(buffer, { ...asked, page_token: answer.next_page_token }, signal);
+  }
+  return answer;
+}
 
 /** Experiences as a table. */
 export function experienceTable(rows, place) {
