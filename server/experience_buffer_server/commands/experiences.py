@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import typer
 
+from experience_buffer_server.commands import at_rest
 from experience_buffer_server.commands.looking import BufferName, Looking, Number, looks
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ def list_all(
         bool, typer.Option("--archived", help="What has left and is archived, the newest first.")
     ] = False,
     reason: Annotated[str, typer.Option(help="With --archived: what left for this reason.")] = "",
+    data: at_rest.Data = None,
     number: Number = 50,
 ) -> None:
     """List stored experiences, oldest first: all that is given has to hold.
@@ -84,6 +86,12 @@ def list_all(
         "staleness": range_of(staleness, "--staleness"),
     }
     where = {key: value for key, value in where.items() if value not in (None, "", ())}
+    if data is not None:
+        if newest or archived:
+            raise typer.BadParameter("with --data they come as they are stored, oldest first")
+        with at_rest.stored(look, data, buffer, where, with_payloads=False) as scan:
+            _say(look, (each.summary for each in scan), number, is_some=bool(where))
+        return
     name = look.buffer(buffer)
     pages = look.client.list(
         buffer=name,
@@ -92,12 +100,17 @@ def list_all(
         page_size=min(number + 1, 1000),
         **where,
     )
+    _say(look, pages, number, is_some=bool(where))
+
+
+def _say(look: Looking, pages: Iterable[ExperienceSummary], number: int, *, is_some: bool) -> None:
+    """Print as many as are asked for, and say whether there are more."""
     if look.as_json:
         look.json(islice(pages, number))
         return
     found = list(islice(pages, number + 1))
     if not found:
-        look.say("nothing" + (" that fits" if where else " is stored"))
+        look.say("nothing" + (" that fits" if is_some else " is stored"))
         return
     look.say(listed(found[:number]))
     if len(found) > number:

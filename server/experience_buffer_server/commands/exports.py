@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from experience_buffer_server.commands.at_rest import Data
 from experience_buffer_server.commands.experiences import Run, State, Task, range_of
 from experience_buffer_server.commands.looking import BufferName, Looking, looks
 from experience_buffer_server.commands.output import reported
@@ -54,12 +55,7 @@ def export(
         typer.Argument(help="The file: NAME.parquet, NAME.arrow or NAME.jsonl, also .jsonl.zst."),
     ],
     buffer: BufferName = "",
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of a store to read in place of a server, damaged or not; a server may use it."
-        ),
-    ] = None,
+    data: Data = None,
     format: Annotated[
         str | None,
         typer.Option(help="parquet, arrow or jsonl.", show_default="as the file's name says"),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from experience_buffer_server.commands import at_rest
 from experience_buffer_server.commands.looking import BufferName, Looking, looks
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ def show(
     tokens: Annotated[
         int, typer.Option(min=0, help="How many tokens of the response are shown at most.")
     ] = 400,
+    data: at_rest.Data = None,
 ) -> None:
     """Show one experience: texts, each response token with its advantage as colour, and its past.
 
@@ -56,8 +59,11 @@ def show(
     from experience_buffer_server.commands.token_columns import tokenizer_of
 
     texts = tokenizer_of(tokenizer)
-    name = look.buffer(buffer)
-    found = _found(look.client, uid, name)
+    if data is None:
+        name = look.buffer(buffer)
+        found = _found(look.client, uid, name)
+    else:
+        name, found = buffer, _at_rest(look, data, uid, buffer)
     if look.as_json:
         look.json([found])
         return
@@ -72,6 +78,25 @@ def show(
     look.say(*history.told(look.console, found))
 
 
+def _at_rest(look: Looking, data: Path, uid: str, buffer: str) -> StoredExperience:
+    """The experience of a store without a server, which goes through all of it."""
+    from experience_buffer import StoredExperience
+    from experience_buffer.errors import DataLossError, ExperienceNotFoundError
+
+    with at_rest.stored(look, data, buffer, {"uid_prefix": uid}, with_payloads=True) as scan:
+        begins = {each.summary.uid: each for each in islice(scan, _MOST_CANDIDATES)}
+    parts = [each for each in begins if each == uid or each.startswith(f"{uid.rstrip('/')}/")]
+    candidates = [uid] if uid in begins else parts or [*begins]
+    if not candidates:
+        raise ExperienceNotFoundError(f"{data} holds no experience {uid!r}", subject=uid)
+    found = begins[_only(candidates)]
+    if found.problem:
+        raise DataLossError(f"experience {found.summary.uid!r}: {found.problem}", subject=uid)
+    return StoredExperience(
+        summary=found.summary, payload=found.delivered, computation=found.computation
+    )
+
+
 def _found(client: Client, uid: str, buffer: str) -> StoredExperience:
     """The experience with this uid, or the only one whose uid begins so.
 
@@ -80,24 +105,32 @@ def _found(client: Client, uid: str, buffer: str) -> StoredExperience:
         typer.BadParameter: There are several.
     """
     from experience_buffer.errors import ExperienceNotFoundError
-    from experience_buffer_server.commands.terminal import clean
 
     try:
         return client.get(uid, buffer=buffer)
     except ExperienceNotFoundError:
         candidates = _beginning(client, uid, buffer)
-        if len(candidates) == 1:
-            return client.get(candidates[0], buffer=buffer)
         if not candidates:
             raise
+    return client.get(_only(candidates), buffer=buffer)
+
+
+def _only(candidates: Sequence[str]) -> str:
+    """The only uid of these.
+
+    Raises:
+        typer.BadParameter: There are several.
+    """
+    from experience_buffer_server.commands.terminal import clean
+
+    if len(candidates) == 1:
+        return candidates[0]
     shown = ", ".join(map(clean, candidates))
     more = ", ..." if len(candidates) == _MOST_CANDIDATES else ""
     raise typer.BadParameter(f"several begin so: {shown}{more}", param_hint="UID")
 
 
 def _beginning(client: Client, uid: str, buffer: str) -> list[str]:
-    from itertools import islice
-
     # Parts of it first: "0/7/1" is no beginning of "0/7/12/..." to whoever types it.
     for prefix in dict.fromkeys((f"{uid.rstrip('/')}/", uid)):
         for archived in (False, True):
