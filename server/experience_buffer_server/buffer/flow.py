@@ -284,7 +284,7 @@ def depth_of(state: BufferState) -> Depth:
         state.contents.num_items,
         state.contents.num_bytes,
         len(state.contents.groups.open_groups),
-        [
+        tuple(
             ConsumerDepth(
                 consumer.name,
                 consumer.settings.raw,
@@ -293,7 +293,7 @@ def depth_of(state: BufferState) -> Depth:
                 len(consumer.waiters),
             )
             for consumer in state.consumers.values()
-        ],
+        ),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -52,4 +51,4 @@ class Depth:
     num_items: int
     num_bytes: int
     num_open_groups: int
-    consumers: Sequence[ConsumerDepth]
+    consumers: tuple[ConsumerDepth, ...]

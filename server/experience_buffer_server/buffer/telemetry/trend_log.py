@@ -38,6 +38,11 @@ class Spreads:
         self.staleness = Spread(WHOLE)
         self.seconds_in_buffer = Spread()
 
+    @property
+    def is_empty(self) -> bool:
+        """Nothing has come yet."""
+        return not any(getattr(self, name).count for name in self.__slots__)
+
     def merge(self, other: Spreads) -> None:
         """Count what another one has counted, too."""
         for name in self.__slots__:
@@ -95,6 +100,8 @@ class TrendLog:
         self._learning = learning
         self._last_time, self._next_time = now, now + offset
         self._current = _Interval()
+        self._idle: Depth | None = None
+        """What the buffer held at the last point, if nothing had happened before that."""
         self._points: deque[tuple[TrendPoint, deque[float]]] = deque()
         """Oldest first; one in which nothing changed is that before it, at other times, too."""
         self._minutes: deque[tuple[float, Spreads]] = deque([(now, Spreads())])
@@ -212,16 +219,19 @@ class TrendLog:
     def sample(self, now: float, depth: Depth) -> None:
         """Make the point of what happened since the last one."""
         self.count()
-        current, self._current = self._current, _Interval()
-        point = self._point(now, current, depth)
-        last = self._points[-1][0] if self._points else None
-        if current.is_idle and last is not None and _is_same(last, point):
+        idle = depth if self._current.is_idle else None
+        if idle is not None and idle == self._idle:
             self._points[-1][1].append(now)
         else:
-            self._points.append((point, deque([now])))
+            current, self._current = self._current, _Interval()
+            self._points.append((self._point(now, current, depth), deque([now])))
+        self._idle = idle
         self._last_time, self._next_time = now, now + INTERVAL_SECONDS
-        if now >= self._minutes[-1][0] + _MINUTE_SECONDS:
-            self._minutes.append((now, Spreads()))
+        begin, spreads = self._minutes[-1]
+        if now >= begin + _MINUTE_SECONDS:
+            if spreads.is_empty:
+                self._minutes.pop()
+            self._minutes.append((now, spreads if spreads.is_empty else Spreads()))
         self._forget(now - KEPT_SECONDS)
 
     def _forget(self, before: float) -> None:
@@ -300,8 +310,3 @@ def _since(minutes: Iterable[tuple[float, Spreads]], since: float) -> list[Sprea
     listed = list(minutes)
     first = sum(begin <= since for begin, _ in listed[1:])
     return [spreads for _, spreads in listed[first:]]
-
-
-def _is_same(last: TrendPoint, point: TrendPoint) -> bool:
-    """Whether nothing but the time distinguishes two points."""
-    return dataclasses.replace(last, time=point.time, seconds=point.seconds) == point
