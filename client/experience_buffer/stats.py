@@ -143,7 +143,7 @@ class BufferStats(Shown):
         max_bytes: Most payload bytes that it may hold.
         used_ratio: What is used of the tighter of the two, 0 to 1; None from a server that doesn't say.
         full_in_seconds: Until it is full at the rate of the last minutes; None where it isn't
-            growing.
+            growing, or would take more than a year.
         full_by: The limit that it will have reached then: "max_items" or "max_bytes".
         archive: What has left and stays readable; None where it has no archive, and nothing waits for
             it.
@@ -201,7 +201,8 @@ class DiskStats(Shown):
             less. 0 to 1; None before it is known.
         growth_bytes_per_second: How fast what is live has grown over the last minutes; below 0 where
             it has shrunk, None before it is known.
-        full_in_seconds: Until it is full at this rate; None where it isn't growing.
+        full_in_seconds: Until it is full at this rate; None where it isn't growing, or would take more
+            than a year.
         full_by: What it will have reached then: "store.max_map_bytes", or "disk".
     """
 
@@ -306,8 +307,10 @@ def _notes(buffers: Sequence[BufferStats]) -> list[str]:
             "pushes wait: ": buffer.pushes_wait_for,
         }
         for consumer in buffer.consumers:
-            verb = "waits" if consumer.num_waiting else "would wait"
-            said[f"{consumer.name} {verb}: "] = consumer.waiting_for
+            if consumer.num_waiting:
+                said[f"{consumer.name} waits: "] = consumer.waiting_for
+            elif buffer.num_items:  # Of an empty one nobody expects anything.
+                said[f"{consumer.name} would wait: "] = consumer.waiting_for
             said[f"pushes wait for {consumer.name}: "] = consumer.pushes_wait_for
         found += [f"{buffer.name}: {what}{words}" for what, words in said.items() if words]
     return found

@@ -7,8 +7,10 @@ from typing import Final
 
 _EVERY_SECONDS: Final = 5.0
 _OVER_SECONDS: Final = 300.0
-LEAST_SECONDS: Final = 10.0
+LEAST_SECONDS: Final = 30.0
 """A rate over less would be chance."""
+_MOST_AHEAD_SECONDS: Final = 365 * 86400.0
+"""What takes longer isn't worth a word: it is as good as standing still."""
 
 
 class Growth:
@@ -41,5 +43,8 @@ class Growth:
 
 
 def seconds_until(room: float, per_second: float | None) -> float | None:
-    """When so much more has come at this rate; None where it doesn't grow."""
-    return max(room, 0.0) / per_second if per_second is not None and per_second > 0 else None
+    """When so much more has come at this rate; None where it doesn't grow, or takes more than a year."""
+    if per_second is None or per_second <= 0:
+        return None
+    seconds = max(room, 0.0) / per_second
+    return seconds if seconds <= _MOST_AHEAD_SECONDS else None
