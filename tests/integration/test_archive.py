@@ -149,6 +149,22 @@ def test_a_deleted_buffer_takes_its_archive_along(make_server: MakeServer) -> No
             client.get(uid, buffer="math")
 
 
+def test_the_files_of_another_store_are_nobodys(make_server: MakeServer) -> None:
+    """A new store gives the numbers again that its predecessor gave, whose archive is still there."""
+    server = make_server()
+    for life in range(2):
+        with Client(server.address) as client:
+            create(client, "math")
+            client.push([experience(life, run) for run in range(2)], buffer="math")
+            train(client, "math", 3)
+            eventually(lambda life=life: len(rows_of(server)) == 2 * life + 2, "archived")  # type: ignore[misc]
+            assert {one.tid for one in client.list(buffer="math", archived=True)} == {f"7/{life}"}
+        server.kill()
+        for file in server.data.glob("*.*"):
+            file.unlink()
+        server.start()
+
+
 def children(server: Server) -> dict[int, str]:
     """The server's processes by id, with what they run."""
     found = subprocess.run(
@@ -197,7 +213,8 @@ def test_pushes_go_on_when_the_archive_cannot_write(make_server: MakeServer) -> 
     with Client(server.address) as client:
         create(client, "math")
         (server.data / "archive").mkdir(exist_ok=True)
-        blocked = server.data / "archive" / "2"
+        created = client.get_buffer("math").create_time
+        blocked = server.data / "archive" / f"2-{int(created * 1000)}"
         blocked.write_bytes(b"")
         client.push(groups(2, 2), buffer="math")
         uid, _ = train(client, "math", 3)

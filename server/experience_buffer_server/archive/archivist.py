@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from experience_buffer import errors
+from experience_buffer_server.archive.layout import folder_name
 from experience_buffer_server.archive.outbox import Files, Outbox
 from experience_buffer_server.runtime import clock
 from experience_buffer_server.runtime.child_process import Child, ChildGoneError
@@ -80,6 +81,8 @@ class Archivist:
         self._folder = folder
         self._spec = reader_spec
         self._clients: dict[int, _Client] = {}
+        self._names: dict[int, str] = {}
+        """By the buffer's id, its folder."""
         self._children: dict[str, Child] = {}
         self._starting = asyncio.Lock()
         self._reads = asyncio.Semaphore(1)
@@ -108,15 +111,29 @@ class Archivist:
             await child.close()
 
     def follow(
-        self, name: str, outbox: Outbox, settings: Callable[[], ArchiveSettings | None]
+        self,
+        name: str,
+        outbox: Outbox,
+        settings: Callable[[], ArchiveSettings | None],
+        *,
+        create_time: float,
     ) -> None:
-        """Archive what waits in a buffer's outbox, from now on."""
+        """Archive what waits in a buffer's outbox, from now on.
+
+        Args:
+            name: The buffer's.
+            outbox: What has left it.
+            settings: Those that hold; None: it has no archive any more.
+            create_time: When it was created, seconds since the Unix epoch.
+        """
+        self._names[outbox.buffer_id] = folder_name(outbox.buffer_id, create_time)
         self._clients[outbox.buffer_id] = _Client(name, outbox, settings)
 
-    async def forget(self, buffer_id: int) -> None:
+    async def forget(self, buffer_id: int, create_time: float) -> None:
         """A buffer was deleted: its files go."""
         self._clients.pop(buffer_id, None)
-        if self._folder is not None and (self._folder / str(buffer_id)).exists():
+        self._names[buffer_id] = folder_name(buffer_id, create_time)
+        if self.has_files(buffer_id):
             async with self._write_turn:
                 with contextlib.suppress(ChildGoneError, OSError):
                     await self._ask(_WRITER, {"kind": "remove_all", "buffer": buffer_id})
@@ -264,11 +281,12 @@ class Archivist:
                         await child.close()
                     child = await Child.start(module, str(self._folder), str(self._spec))
                     self._children[module] = child
-        return await child.request(request)
+        return await child.request(request | {"folder": self._names[request["buffer"]]})
 
     def has_files(self, buffer_id: int) -> bool:
         """Whether there are files of a buffer, perhaps of a time when it had an archive."""
-        return self._folder is not None and (self._folder / str(buffer_id)).exists()
+        name = self._names.get(buffer_id)
+        return self._folder is not None and name is not None and (self._folder / name).exists()
 
     def note_files(self, buffer_id: int, files: dict[str, Any]) -> None:
         """A change has told which files there are."""

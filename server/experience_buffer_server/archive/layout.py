@@ -61,6 +61,11 @@ class SegmentName(NamedTuple):
         )
 
 
+def folder_name(buffer_id: int, create_time: float) -> str:
+    """The folder of a buffer's archive: none of another store whose files are still there has it."""
+    return f"{buffer_id}-{int(create_time * 1000)}"
+
+
 def uid_hash(uid: str) -> int:
     """Of 8 bytes: what an index has in place of a uid."""
     return xxhash.xxh3_64_intdigest(uid.encode("utf-8", "surrogatepass"))

@@ -26,6 +26,8 @@ _MOST_REFUSED: Final = 256
 """Refused pushes that wait for the next file: junk may come in floods."""
 _MOST_REFUSED_BYTES: Final = 8 << 20
 _MOST_REFUSED_PAYLOAD_BYTES: Final = 1 << 20
+_MOST_UID_CHARS: Final = 500
+_MOST_WORDS: Final = 1024
 MOST_PENDING: Final = 262_144
 """Experiences that may wait, whatever their size: each takes some memory."""
 _MOST_REMOVED: Final = 4096
@@ -149,6 +151,7 @@ class Outbox:
             self.counts.num_refused_lost += 1
             return
         kept = bytes(payload) if num_bytes else b""
+        uid, message = uid[:_MOST_UID_CHARS], message[:_MOST_WORDS]
         # Each has a time of its own: pages are ordered by it.
         last = self.refused[-1].time if self.refused else 0.0
         now = max(clock.now(), last + 1e-6)

@@ -34,7 +34,7 @@ class Reader:
     def __init__(self, root: Path, store: StoreReader) -> None:
         self._root = root
         self._store = store
-        self._lookups: dict[int, Lookup] = {}
+        self._lookups: dict[str, Lookup] = {}
 
     def handle(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Answer; `error` in the answer says why it can't be done.
@@ -54,11 +54,11 @@ class Reader:
         raise AssertionError
 
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        buffer_id = request["buffer"]
-        lookup = self._lookups.get(buffer_id)
+        name = request["folder"]
+        lookup = self._lookups.get(name)
         if lookup is None:
-            path = self._root / str(buffer_id)
-            lookup = self._lookups[buffer_id] = Lookup(path, buffer_id, self._store)
+            lookup = Lookup(self._root / name, request["buffer"], self._store)
+            self._lookups[name] = lookup
         if request["kind"] == "get":
             return {"row": lookup.get(request["uid"], request["waiting"])}
         before = Place(*request["before"]) if request["before"] else None

@@ -44,7 +44,7 @@ class Writer:
     def __init__(self, root: Path, reader: StoreReader) -> None:
         self._root = root
         self._reader = reader
-        self._folders: dict[int, Folder] = {}
+        self._folders: dict[str, Folder] = {}
 
     def handle(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Do what is asked; `error` in the answer says why it can't be done."""
@@ -57,16 +57,16 @@ class Writer:
                 case "delete":
                     return self.delete(request)
                 case "remove_all":
-                    return self.remove_all(request["buffer"])
+                    return self.remove_all(_name_of(request))
                 case kind:
                     return {"error": f"unknown request {kind!r}"}
         except (OSError, StoreError, SegmentError) as error:
             return {"error": str(error)}
 
-    def _folder(self, buffer_id: int) -> Folder:
-        folder = self._folders.get(buffer_id)
+    def _folder(self, name: str) -> Folder:
+        folder = self._folders.get(name)
         if folder is None:
-            folder = self._folders[buffer_id] = Folder(self._root / str(buffer_id))
+            folder = self._folders[name] = Folder(self._root / name)
             folder.refresh()
             folder.tidy()
         folder.refresh()
@@ -77,7 +77,7 @@ class Writer:
     def write(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Write what has left and what was refused as one segment, and see to the others."""
         buffer_id, name, seqs = request["buffer"], request["name"], request["seqs"]
-        folder = self._folder(buffer_id)
+        folder = self._folder(_name_of(request))
         known = folder.archived(seqs)
         fresh = [seq for seq in seqs if seq not in known]
         if fresh or request["refused"]:
@@ -130,7 +130,7 @@ class Writer:
 
     def note_later(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Write later findings of what is archived, or about to be, as a segment of their own."""
-        folder = self._folder(request["buffer"])
+        folder = self._folder(_name_of(request))
         known = [
             one
             for one in request["findings"]
@@ -147,7 +147,7 @@ class Writer:
         """Remove all that is archived under some uids, for good; which uids there were."""
         uids = request["uids"]
         found: set[str] = set()
-        folder = self._folder(request["buffer"])
+        folder = self._folder(_name_of(request))
         others = Folder(folder.path, is_later=True)
         others.refresh()
         for each in (folder, others):
@@ -158,14 +158,19 @@ class Writer:
                     found |= gone if each is folder else set()
         return {"deleted": sorted(found), "files": _files(folder)}
 
-    def remove_all(self, buffer_id: int) -> dict[str, Any]:
+    def remove_all(self, name: str) -> dict[str, Any]:
         """Remove a buffer's archive."""
-        self._folders.pop(buffer_id, None)
-        path = self._root / str(buffer_id)
+        self._folders.pop(name, None)
+        path = self._root / name
         if path.exists():
             shutil.rmtree(path)
             sync_folder(self._root)
         return {}
+
+
+def _name_of(request: Mapping[str, Any]) -> str:
+    """The folder that a request is about."""
+    return str(request.get("folder", request["buffer"]))
 
 
 def _alone(payload: bytes, index: int) -> bytes:

@@ -291,7 +291,7 @@ class Registry:
                 "the disk; the rest goes when it starts again",
                 subject=buffer.name,
             )
-        await self.archivist.forget(buffer.id)
+        await self.archivist.forget(buffer.id, buffer.create_time)
         del self._leaving[buffer.name]
         buffer.forget()
         self.metrics.forget_buffer(buffer.name)
@@ -309,7 +309,7 @@ class Registry:
         group_ids = [group.id for group in state.groups]
         on_disk = Deletion(self._store, state.row)
         await on_disk.run(state.records, group_ids, self._stopping, departed=departed)
-        await self.archivist.forget(state.row.id)
+        await self.archivist.forget(state.row.id, state.row.create_time)
 
     async def _settle(self, name: str) -> None:
         """Wait until no buffer of this name is being created or deleted.
@@ -369,4 +369,9 @@ class Registry:
         """Let a buffer be found, and what leaves it be archived."""
         self._buffers[buffer.name] = buffer
         state = buffer.state
-        self.archivist.follow(state.name, state.outbox, lambda: state.settings.archive)
+        self.archivist.follow(
+            state.name,
+            state.outbox,
+            lambda: state.settings.archive,
+            create_time=state.row.create_time,
+        )
