@@ -37,11 +37,12 @@ _MOST_MILLISECONDS: Final = 200.0
 _MOST_SHARE: Final = 0.03
 _PATIENCE_SECONDS: Final = 300.0
 _OPEN_GROUPS: Final = 1000
-_PATHS: Final = (
-    *("status", f"buffers/{BUFFER}/stats", f"buffers/{BUFFER}/trends"),
-    *(f"buffers/{BUFFER}/groups", f"buffers/{BUFFER}/consumers"),
-)
-"""What the page asks for again and again, below /api/v1/."""
+_EVENTS: Final = "events"
+"""What a tab of the overview listens to, below /api/v1/."""
+_GROUPS: Final = (f"buffers/{BUFFER}/groups", f"buffers/{BUFFER}/stats")
+"""What a tab of the groups asks for again and again."""
+_GROUPS_SECONDS: Final = 3.0
+_IDLE_SECONDS: Final = 10.0
 
 Look = Callable[[Client], object]
 LOOKS: Final[dict[str, Look]] = {
@@ -105,6 +106,7 @@ def main() -> None:
                 _unfinished(client)
                 looks(server, client, options.repeats)
             commands(server)
+            idle(server, _pages(data))
             turns(server, _pages(data), options)
 
 
@@ -184,6 +186,26 @@ def _run(server: Server, words: Sequence[str]) -> tuple[float, float]:
     return first * 1e3, (time.perf_counter() - began) * 1e3
 
 
+def idle(server: Server, pages: str) -> None:
+    """What looking costs a server that has nothing else to do: a busy one loses as much of its loop."""
+    shares = []
+    for watched in (False, True):
+        with ExitStack() as stack:
+            if watched:
+                stack.enter_context(_top(server))
+                stack.enter_context(_page_open(pages))
+                time.sleep(2.0)  # Until they are there.
+            before = server.cpu_seconds()["server"]
+            time.sleep(_IDLE_SECONDS)
+            shares.append((server.cpu_seconds()["server"] - before) / _IDLE_SECONDS)
+    quiet, looked_at = shares
+    verdict = "" if looked_at - quiet < _MOST_SHARE else f"  OVER {_MOST_SHARE:.0%}"
+    print(
+        f"\nidle: {quiet:.1%} of a core; with top and two tabs of the page: {looked_at:.1%}{verdict}",
+        flush=True,
+    )
+
+
 def turns(server: Server, pages: str, options: argparse.Namespace) -> None:
     """Carry a load in turns, without anybody who looks and with `top` and the page."""
     if options.turns < 2:
@@ -250,22 +272,29 @@ def _swallow(descriptor: int) -> None:
 
 @contextmanager
 def _page_open(pages: str) -> Iterator[None]:
-    """What a tab of the page asks for, once a second."""
+    """Two tabs: one of the overview, and one of the groups."""
     stopped = threading.Event()
 
+    def listen() -> None:
+        with urllib.request.urlopen(f"{pages}/api/v1/{_EVENTS}", timeout=30) as answer:
+            while not stopped.is_set() and answer.readline():
+                pass
+
     def ask() -> None:
-        while not stopped.wait(1.0):
-            for path in _PATHS:
+        while not stopped.wait(_GROUPS_SECONDS):
+            for path in _GROUPS:
                 with urllib.request.urlopen(f"{pages}/api/v1/{path}", timeout=10) as answer:
                     answer.read()
 
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
+    threads = [threading.Thread(target=work, daemon=True) for work in (listen, ask)]
+    for thread in threads:
+        thread.start()
     try:
         yield
     finally:
         stopped.set()
-        thread.join(20)
+        for thread in threads:
+            thread.join(20)
 
 
 def _pages(data: Path) -> str:

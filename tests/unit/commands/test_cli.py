@@ -203,3 +203,26 @@ def test_the_page_on_the_command_line_has_every_command() -> None:
     page = (ROOT / "docs" / "command-line.md").read_text("utf-8")
     unnamed = [name for name in names() if not re.search(rf"[`| ]{name}\b", page)]
     assert not unnamed
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("experience-buffer gro", ["groups"]),
+        ("experience-buffer show --color", ["--color-by"]),
+        ("experience-buffer show --color-by lo", ["logprob"]),
+        ("experience-buffer token re", ["revoke"]),
+    ],
+)
+def test_a_shell_completes_commands_options_and_words(typed: str, offered: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "experience_buffer_server"],
+        capture_output=True, text=True, check=True,
+        env=os.environ
+        | {
+            "_EXPERIENCE_BUFFER_COMPLETE": "complete_bash",
+            "COMP_WORDS": typed,
+            "COMP_CWORD": str(len(typed.split()) - 1),
+        },
+    )  # fmt: skip
+    assert done.stdout.split() == offered
