@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -97,6 +98,18 @@ def test_what_is_not_there_says_where_it_may_be(locked: Browser) -> None:
     assert "departures" in locked.text()
     locked.look("#/nonsense")
     assert "There is no such view" in locked.text()
+
+
+def test_what_is_older_than_five_seconds_says_so(locked: Browser, guarded: Server) -> None:
+    locked.look("#/b/math/groups")
+    enter(locked, "viewer")
+    locked.waited("document.querySelector('.live.on') !== null")
+    guarded.signal(signal.SIGSTOP)
+    try:
+        locked.waited("document.querySelector('.banner.mild') !== null")
+    finally:
+        guarded.signal(signal.SIGCONT)
+    locked.waited("document.querySelector('.banner') === null")
 
 
 def test_a_lost_server_shows_what_was_and_comes_back(locked: Browser, guarded: Server) -> None:

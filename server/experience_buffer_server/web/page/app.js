@@ -68,7 +68,8 @@ async function load() {
   const { signal } = mine.loading;
   mine.asked = Date.now();
   try {
-    if (!state.status) {
+    // Without events, as where too many tabs are open, what they would tell is asked for.
+    if (!state.status || (!state.isLive && Date.now() - state.statusAt > OLD_SECONDS * 1000)) {
       state.status = await data.server(signal);
       state.statusAt = Date.now();
     }

@@ -14,6 +14,7 @@ const PLACES = [
 const WITHIN = { group: "groups", experience: "search", lease: "leases", step: "steps" };
 const THEMES = [["", "System"], ["light", "Light"], ["dark", "Dark"]];
 const OLD_MS = 5000;
+const SLACK_MS = 2000;
 
 /** Everything in the body. */
 export function body({ state, shown, actions }) {
@@ -98,7 +99,8 @@ function banner(state, { data, at, error, view }) {
     return h("p", { class: "banner", role: "alert" }, `Couldn't be read anew: ${harmless(error.message)}`);
   }
   const age = now - (view.usesStatus ? state.statusAt : at);
-  if (view.every && age > OLD_MS + view.every * 1000) {
+  // Events bring what is new at once; what is read every few seconds may be as old as that.
+  if (view.every && age > Math.max(OLD_MS, view.usesStatus ? 0 : view.every * 1000 + SLACK_MS)) {
     return h("p", { class: "banner mild", role: "status" }, `This is from ${ago(age / 1000)}: the server answers slowly.`);
   }
   return null;
