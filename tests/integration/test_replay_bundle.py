@@ -27,9 +27,9 @@ def run(verb: str, *arguments: object, status: int = 0) -> dict[str, Any]:
     return found
 
 
-def steps(client: Client, *, num_steps: int = 4) -> dict[int, list[Any]]:
+def steps(client: Client, *, num_steps: int = 4, **options: Any) -> dict[int, list[Any]]:
     """Groups of several sizes in a random order, trained on in batches of several sizes; by step, batches."""
-    create(client, "math", 4, advantage="grpo", selector=SELECTOR, retain_steps=0)
+    create(client, "math", 4, advantage="grpo", selector=SELECTOR, **options)
     for task in range(30):
         size = 2 + task % 3
         members = [
@@ -147,6 +147,33 @@ def test_after_a_rewind_it_is_what_was_trained_on_in_the_end(
         assert not (tmp_path / "x").exists()
         client.declare_safe(2, buffer="math")
         assert not list(client.scan_step(2, buffer="math"))
+
+
+def test_what_is_archived_is_a_part_of_the_step(make_server: MakeServer, tmp_path: Path) -> None:
+    server = make_server()
+    with Client(server.address) as client:
+        batches = steps(client, archive={}, num_steps=3)
+        payloads = {n: [p for b in found for p in b.payloads] for n, found in batches.items()}
+        client.declare_safe(0, buffer="math")
+        uids = batches[0][0].uids
+        eventually(
+            lambda: client.get(uids[0], buffer="math").summary.state == "archived", "it is archived"
+        )
+        found = list(client.scan_step(0, buffer="math"))
+        assert [each.delivered for each in found] == payloads[0]
+        assert [each.lease_id for each in found] == [
+            batch.lease_id for batch in batches[0] for _ in batch.uids
+        ]
+        assert {each.summary.state for each in found} == {"archived"}
+        assert [each.delivered for each in client.scan_step(1, buffer="math")] == payloads[1]
+    said = run(
+        "replay-bundle", tmp_path / "x", "-b", "math", "--step", 0, "--address", server.address
+    )
+    assert (said["num_batches"], said["problems"]) == (3, [])
+    run("replay", tmp_path / "x", "-b", "again", "--address", server.address)
+    with Client(server.address) as client:
+        again = [client.sample(units, buffer="again") for units in (1, 3, 2)]
+        assert [p for batch in again for p in batch.payloads] == payloads[0]
 
 
 def test_ranks_are_told_apart(make_server: MakeServer, tmp_path: Path) -> None:

@@ -195,8 +195,8 @@ class AsyncContentVerbs(AsyncConnection):
     ) -> AsyncScan:
         """Iterate over what a training step has consumed, in the order in which it was delivered.
 
-        As far as it is kept: until the step is declared safe, or as long as others haven't consumed it.
-        Each says its `lease_id`, and which `unit` of that delivery it belongs to.
+        As far as it is kept: until the step is declared safe, or as long as others haven't consumed it,
+        and afterwards as long as it is archived. Each says its `lease_id`, and which `unit` of that delivery it belongs to.
 
         Args:
             step: The training step, as acknowledged.

@@ -190,8 +190,8 @@ class ContentVerbs(Connection):
     def scan_step(self, step: int, consumer: str = "trainer", *, buffer: str = "default") -> Scan:
         """Iterate over what a training step has consumed, in the order in which it was delivered.
 
-        As far as it is kept: until the step is declared safe, or as long as others haven't consumed it.
-        Each says its `lease_id`, and which `unit` of that delivery it belongs to.
+        As far as it is kept: until the step is declared safe, or as long as others haven't consumed it,
+        and afterwards as long as it is archived. Each says its `lease_id`, and which `unit` of that delivery it belongs to.
 
         Args:
             step: The training step, as acknowledged.

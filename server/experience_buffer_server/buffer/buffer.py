@@ -301,10 +301,10 @@ class Buffer:
         return self.state.contents.since(seq)
 
     def delivered_at(
-        self, consumer: str, step: int, leases: Iterable[LeaseRow]
-    ) -> list[tuple[Entry, Delivered]]:
+        self, consumer: str, step: int, leases: Iterable[LeaseRow], gone: Mapping[int, int]
+    ) -> tuple[dict[int, Entry], list[Delivered]]:
         """What a training step has consumed, as delivered; see `inspection.delivered`."""
-        return delivered_at(self.state, consumer, step, leases)
+        return delivered_at(self.state, consumer, step, leases, gone)
 
     @property
     def last_seq(self) -> int:

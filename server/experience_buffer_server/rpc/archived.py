@@ -44,11 +44,22 @@ async def get(archivist: Archivist, buffer: Buffer, uid: str) -> service_pb2.Get
     """
     if not has(archivist, buffer):
         return None
+    row = await row_of(archivist, buffer, uid)
+    return None if row is None else _response(buffer, row)
+
+
+async def row_of(archivist: Archivist, buffer: Buffer, uid: str) -> Mapping[str, Any] | None:
+    """What the archive has of what has left last under a uid, by column.
+
+    Raises:
+        ResourceExhaustedError: Too many look into the archive.
+        UnavailableError: It can't be read.
+    """
     answer = await archivist.read(
         {"kind": "get", "buffer": buffer.id, "uid": uid, "waiting": departed.find(buffer, uid)}
     )
-    row = answer["row"]
-    return None if row is None else _response(buffer, row)
+    row: Mapping[str, Any] | None = answer["row"]
+    return row
 
 
 async def list_page(
@@ -194,6 +205,18 @@ def _summary(row: Mapping[str, Any]) -> types_pb2.ExperienceSummary:
         departure_time=row["departure_time"],
         message=text("departure_message"),
     )
+
+
+def fill_scanned(message: service_pb2.ScannedExperience, row: Mapping[str, Any]) -> None:
+    """What a scan says of what is archived: as it was pushed, and what was computed."""
+    message.summary.CopyFrom(_summary(row))
+    message.payload = row["payload"] or b""
+    message.flags.extend(row["flags"] or ())
+    message.details = row["computation"] or ""
+    message.times_sampled = len(row["acked_by"] or ())
+    message.advantages = row["advantages"] or b""
+    if row["returns"] != row["advantages"]:
+        message.returns = row["returns"] or b""
 
 
 def departure_of(row: Mapping[str, Any]) -> Departure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -19,7 +20,8 @@ from experience_buffer_server.buffer.inspection.glance import Glance
 from experience_buffer_server.buffer.inspection.pages import number_of, page_size
 from experience_buffer_server.rpc import archived, inspection, messages
 from experience_buffer_server.rpc.gateway import Backend
-from experience_buffer_server.rpc.scanning import Scans, scan
+from experience_buffer_server.rpc.scanning import Scanning, Scans, frames
+from experience_buffer_server.rpc.step_scan import StepScanning
 from experience_buffer_server.runtime.callers import caller_of, current_caller
 from experience_buffer_server.runtime.response_bytes import Hold
 
@@ -174,7 +176,22 @@ class Looking(service_pb2_grpc.ExperienceBufferServicer):
         self, request: service_pb2.ScanRequest, context: Context
     ) -> AsyncIterator[service_pb2.ScanResponse]:
         """Stored experiences with their payloads."""
-        return scan(self._backend, self._scans, request)
+        return self._scan(request)
+
+    async def _scan(
+        self, request: service_pb2.ScanRequest
+    ) -> AsyncIterator[service_pb2.ScanResponse]:
+        buffer = self._backend.buffer(request.buffer)
+        with self._scans.entered():
+            if request.delivered:
+                of_step = StepScanning(self._backend, buffer, request)
+                await of_step.find()
+                scanning: Scanning = of_step
+            else:
+                scanning = Scanning(self._backend, buffer, request)
+            async with contextlib.aclosing(frames(self._backend, scanning)) as found:
+                async for frame in found:
+                    yield frame
 
     def _held(self, response: _Response, context: Context) -> _Response:
         """An answer, of which the memory counts until it is sent.

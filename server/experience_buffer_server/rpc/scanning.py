@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -67,83 +66,47 @@ class Scans:
             self._num_running -= 1
 
 
-async def scan(
-    backend: Backend, scans: Scans, request: service_pb2.ScanRequest
-) -> AsyncIterator[service_pb2.ScanResponse]:
+async def frames(
+    backend: Backend, scanning: Scanning
+) -> AsyncGenerator[service_pb2.ScanResponse, None]:
     """The frames of a scan.
 
     Raises:
-        BufferNotFoundError: There is no such buffer, or not any more.
-        InvalidRequestError: The cursor isn't one of this buffer's.
-        ResourceExhaustedError: Too many scans are running.
+        BufferNotFoundError: The buffer was deleted.
         UnavailableError: The server is stopping.
     """
-    buffer = backend.buffer(request.buffer)
-    row = buffer.row
-    after = row.seq_of(request.cursor)
-    with scans.entered():
-        scanning = _Scanning(backend, buffer, request, after)
-        if request.delivered:
-            await scanning.find_delivered(request)
-        hold: Hold | None = None
-        try:
-            while not scanning.is_over:
-                # As much as a frame has, or what a single large experience takes.
-                hold = await backend.responses.wait(caller_of(), scanning.next_bytes())
-                yield await scanning.frame()
-                hold.release()
-        finally:
-            if hold is not None:
-                hold.release()
+    hold: Hold | None = None
+    try:
+        while not scanning.is_over:
+            # As much as a frame has, or what a single large experience takes.
+            hold = await backend.responses.wait(caller_of(), scanning.next_bytes())
+            yield await scanning.frame()
+            hold.release()
+    finally:
+        if hold is not None:
+            hold.release()
 
 
-class _Scanning:
+class Scanning:
     """One scan under way."""
 
-    def __init__(
-        self, backend: Backend, buffer: Buffer, request: service_pb2.ScanRequest, after: int
-    ) -> None:
+    def __init__(self, backend: Backend, buffer: Buffer, request: service_pb2.ScanRequest) -> None:
         self._backend = backend
         self._buffer = buffer
-        self._row = buffer.row
+        self._row = row = buffer.row
         self._wanted = inspection.wanted_of(request.filter)
         self._with_payloads = not request.without_payloads
         self._line = f"scan {current_caller().peer}"
-        self._first = self._after = self._looked = after
+        self._first = self._after = self._looked = row.seq_of(request.cursor)
         """Seqs: where it began, what was sent, what was looked at."""
         self._last = buffer.last_seq
         """What comes later isn't among it."""
         self._ready: list[Entry] = []
         """Looked at, and yet to be read; in order."""
-        self._marks: deque[Delivered] | None = None
-        """Of a scan of a training step, how each of these was delivered."""
-        self._num_delivered = 0
-
-    async def find_delivered(self, request: service_pb2.ScanRequest) -> None:
-        """Find what a training step has consumed.
-
-        Raises:
-            InvalidRequestError: It isn't said which, or more is.
-            ConsumerNotFoundError: There is no such consumer.
-        """
-        where = service_pb2.Filter(consumer=request.filter.consumer, step=request.filter.step)
-        is_said = where.consumer and request.filter.HasField("step")
-        if not is_said or where != request.filter or request.cursor:
-            raise errors.InvalidRequestError(
-                "delivered goes with a consumer and a step, and with no other filter, nor a cursor",
-                subject="delivered",
-            )
-        leases = await self._backend.store.remembered_leases(self._buffer.id)
-        found = self._buffer.delivered_at(where.consumer, where.step, leases)
-        self._ready = [entry for entry, _ in found]
-        self._marks = deque(mark for _, mark in found)
-        self._num_delivered = len(found)
 
     @property
     def is_over(self) -> bool:
         """Whether there is nothing more to send."""
-        if self._marks is not None:
-            return not self._ready
         return self._after >= self._last
 
     def next_bytes(self) -> int:
@@ -171,9 +134,6 @@ class _Scanning:
             num_bytes += await self._read(frame)
             if len(frame.experiences) >= _MOST_IN_FRAME:
                 break
-        if self._marks is not None:
-            frame.progress = 1 - len(self._ready) / max(self._num_delivered, 1)
-            return frame
         frame.cursor = self._row.cursor(self._after)
         span = max(self._last - self._first, 1)
         frame.progress = min((self._after - self._first) / span, 1.0)
@@ -210,8 +170,21 @@ class _Scanning:
 
     async def _read(self, frame: service_pb2.ScanResponse) -> int:
         """Read a slice into a frame; its bytes."""
-        entries, num_bytes = self._ready[:1], self._size(self._ready[0])
-        for entry in self._ready[1:_SLICE]:
+        num_bytes, num_read = await self._read_slice(frame, self._ready)
+        last = self._ready[num_read - 1].record.seq
+        del self._ready[:num_read]
+        self._after = last if self._ready else self._looked
+        return num_bytes
+
+    async def _read_slice(
+        self,
+        frame: service_pb2.ScanResponse,
+        found: Sequence[Entry],
+        marks: Sequence[Delivered | None] = (),
+    ) -> tuple[int, int]:
+        """Read some of what comes next into a frame; bytes, and how many were read."""
+        entries, num_bytes = [found[0]], self._size(found[0])
+        for entry in found[1:_SLICE]:
             num_bytes += self._size(entry)
             if num_bytes > _SLICE_BYTES:
                 break
@@ -221,15 +194,11 @@ class _Scanning:
             turn = await self._backend.turns.take(self._line)
             try:
                 self._check()
-                marks = self._marks
-                num_bytes = self._add(
-                    frame, [(entry, marks.popleft() if marks else None) for entry in entries]
-                )
+                known = marks or [None] * len(entries)
+                num_bytes = self._add(frame, [*zip(entries, known, strict=False)])
             finally:
                 turn.end()
-        del self._ready[: len(entries)]
-        self._after = entries[-1].record.seq if self._ready else self._looked
-        return num_bytes
+        return num_bytes, len(entries)
 
     def _add(
         self,

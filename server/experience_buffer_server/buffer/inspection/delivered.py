@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from experience_buffer_server.buffer.state.buffer_state import BufferState
 from experience_buffer_server.buffer.state.entries import Entry
@@ -12,20 +12,29 @@ from experience_buffer_server.store.interface import LeaseRow
 
 
 def delivered_at(
-    state: BufferState, consumer: str, step: int, leases: Iterable[LeaseRow]
-) -> list[tuple[Entry, Delivered]]:
-    """The experiences that a consumer has acknowledged with a step, as far as they are kept.
+    state: BufferState,
+    consumer: str,
+    step: int,
+    leases: Iterable[LeaseRow],
+    gone: Mapping[int, int],
+) -> tuple[dict[int, Entry], list[Delivered]]:
+    """The experiences that a consumer has acknowledged with a step, in the order of their delivery.
 
     Args:
         state: The buffer's.
         consumer: Its name.
         step: The training step.
         leases: All that the store remembers of the buffer.
+        gone: By seq, how often it has acknowledged those that have left.
+
+    Returns:
+        Those that are here, by seq, and the order of all.
 
     Raises:
         ConsumerNotFoundError: There is no such consumer.
     """
     acked = Counter(state.consumer(consumer).timeline.seqs_of(step))
-    found = deliveries(leases, consumer, step, acked)
     entries = {entry.record.seq: entry for entry in state.contents.by_seqs(acked)}
-    return [(entries[each.seq], each) for each in found if each.seq in entries]
+    # What is on its way into the archive may be in both.
+    known = {**gone, **acked}
+    return entries, deliveries(leases, consumer, step, known)
