@@ -83,7 +83,7 @@ fuzz: install-dev ## Give every reader a million hostile inputs; ARGS="push --ru
 
 docs: install-dev ## Build the documentation's site into ./site; ARGS=serve shows it while you write.
 	@NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs $(if $(ARGS),$(ARGS),build --quiet) && \
-	if [ -z "$(ARGS)" ]; then echo "site/index.html is its first page"; fi
+	if [ -z "$(ARGS)" ]; then echo "site/index.html is its first page; ARGS=serve shows it with its search"; fi
 
 install-run:
 	@$(PYTHON) scripts/install.py $(PROFILE)
