@@ -43,7 +43,7 @@ class Advice(Shown):
         severity: How bad it is: "critical", "warning" or "info".
         kind: What it is, in a word that stays the same: "damaged", "pushes_wait", "sample_waits",
             "overdue_groups", "quarantined_groups", "quarantined_units", "missing_fields", "held",
-            "limited", "disk", "filling".
+            "limited", "disk", "filling", "archive".
         buffer: The buffer's name; empty where it isn't about one.
         consumer: The consumer's name; empty where it isn't about one.
         text: What is, in a sentence without its full stop.
@@ -162,8 +162,32 @@ def _of_buffer(buffer: BufferStats) -> Iterator[Advice]:
             command=_command("list", name, "--state waiting_for_fields"),
             view="search",
         )
+    yield from _of_archive(buffer)
     for consumer in buffer.consumers:
         yield from _of_consumer(buffer, consumer)
+
+
+def _of_archive(buffer: BufferStats) -> Iterator[Advice]:
+    archive = buffer.archive
+    if archive is None or not (archive.trouble or archive.num_lost):
+        return
+    name, lost = buffer.name, ""
+    if archive.num_lost:
+        lost = (
+            f"{_show.counted(archive.num_lost, 'experience')} of {name} left without being archived"
+        )
+    yield Advice(
+        severity="warning",
+        kind="archive",
+        buffer=name,
+        text=f"the archive of {name} has trouble: {archive.trouble}" if archive.trouble else lost,
+        cure=(
+            "free space, or see to its folder beside the store; what has left waits meanwhile"
+            if archive.trouble
+            else "raise archive.max_pending_bytes, or let less leave at a time: it doesn't keep up"
+        ),
+        view="departures",
+    )
 
 
 def _of_pushes(buffer: BufferStats) -> Iterator[Advice]:

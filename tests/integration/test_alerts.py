@@ -126,8 +126,13 @@ READER = f'{BUFFER}, consumer="trainer"'
             (29, 33),
             "StoreFillsUp",
         ),
+        (
+            {SERIES.format("archive_lost_experiences_total", BUFFER): "0+0x30 1+0x90"},
+            (30, 33),
+            "ArchiveLoses",
+        ),
     ],
-    ids=["group", "lease", "ready", "learning", "store"],
+    ids=["group", "lease", "ready", "learning", "store", "archive"],
 )
 def test_what_lasts_too_long(
     tmp_path: Path, series: dict[str, str], minutes: tuple[int, int], alert: str

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from experience_buffer import BufferStats, ConsumerStats, DiskStats, Stats, advise
+from experience_buffer import ArchiveStats, BufferStats, ConsumerStats, DiskStats, Stats, advise
 
 CONSUMER = ConsumerStats(
     name="trainer",
@@ -207,6 +207,26 @@ def test_who_keeps_a_buffer_full_is_named() -> None:
     (one,) = advise(stats({"num_ready_units": 3, "num_leases": 1}, idle, **full))
     assert (one.severity, one.consumer) == ("critical", "eval")
     assert "consumer eval has 10 groups ready and takes none" in one.cure
+
+
+def test_an_archive_that_is_not_written_or_lags_behind_is_said() -> None:
+    sound = ArchiveStats(
+        num_pending=3,
+        pending_bytes=5,
+        num_segments=7,
+        num_rows=11,
+        num_bytes=13,
+        num_archived=17,
+        num_lost=0,
+        num_refused_lost=19,
+    )
+    assert advise(stats(archive=sound)) == ()
+    (lagging,) = advise(stats(archive=dataclasses.replace(sound, num_lost=2)))
+    assert lagging.text == "2 experiences of math left without being archived"
+    assert "max_pending_bytes" in lagging.cure
+    (full,) = advise(stats(archive=dataclasses.replace(sound, num_lost=2, trouble="disk full")))
+    assert (full.severity, full.kind, full.view) == ("warning", "archive", "departures")
+    assert full.text == "the archive of math has trouble: disk full"
 
 
 def test_a_name_in_a_command_can_be_copied_to_a_shell() -> None:
