@@ -103,10 +103,15 @@ def test_what_is_not_there_says_where_it_may_be(locked: Browser) -> None:
 def test_what_is_older_than_five_seconds_says_so(locked: Browser, guarded: Server) -> None:
     locked.look("#/b/math/groups")
     enter(locked, "viewer")
-    locked.waited("document.querySelector('.live.on') !== null")
+    locked.waited("document.querySelector('main').innerText.includes('0/1')")
     guarded.signal(signal.SIGSTOP)
     try:
         locked.waited("document.querySelector('.banner.mild') !== null")
+        assert "the server answers slowly" in locked.text(".banner")
+        locked.run("location.hash = '#/b/math/leases'")
+        locked.waited(
+            "document.querySelector('.banner')?.textContent.includes(\"hasn't answered\")"
+        )
     finally:
         guarded.signal(signal.SIGCONT)
     locked.waited("document.querySelector('.banner') === null")

@@ -137,7 +137,7 @@ function tick() {
   const isDue = view.every && Date.now() - shown.asked >= view.every * 1000;
   // A server that is lost is asked by the events alone; what failed for another reason is asked anew.
   if (isDue && !loading && state.lostAt === null && !live.refused) load();
-  if (view.every || state.lostAt !== null || (at && Date.now() - at > OLD_SECONDS * 1000)) paint();
+  if (view.every || state.lostAt !== null || !at || Date.now() - at > OLD_SECONDS * 1000) paint();
 }
 
 document.addEventListener("visibilitychange", () => {

@@ -3,7 +3,7 @@
 
 import { h } from "./h.js";
 import { to } from "./route.js";
-import { ago, harmless } from "./format.js";
+import { ago, duration, harmless } from "./format.js";
 import { help } from "./keys.js";
 import { token } from "./api.js";
 
@@ -88,13 +88,16 @@ function main(state, shown, actions) {
   return h("main", { id: "main", tabindex: -1, key: shown.path, "data-place": shown.hash, "aria-busy": String(!data && !error), class: isLost && data ? "old" : null }, parts);
 }
 
-function banner(state, { data, at, error, view }) {
+function banner(state, { data, at, asked, error, view }) {
   const now = Date.now();
   if (state.lostAt !== null && ![401, 403].includes(error?.status)) {
     const shown = data && at ? ` Below is how it was ${ago((now - at) / 1000)}.` : "";
     return h("p", { class: "banner", role: "alert" }, `The server can't be reached since ${clock(state.lostAt)}; trying again.${shown}`);
   }
-  if (!data) return null;
+  if (!data) {
+    const waited = now - asked;
+    return error || waited < OLD_MS ? null : h("p", { class: "banner mild", role: "status" }, `The server hasn't answered for ${duration(waited / 1000)}.`);
+  }
   if (error && ![401, 403].includes(error.status)) {
     return h("p", { class: "banner", role: "alert" }, `Couldn't be read anew: ${harmless(error.message)}`);
   }
