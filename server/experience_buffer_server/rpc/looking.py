@@ -55,7 +55,7 @@ class Looking(service_pb2_grpc.ExperienceBufferServicer):
             archivist = self._backend.registry.archivist
             found = await archived.get(archivist, buffer, request.uid)
             if found is not None:
-                return found
+                return self._held(found, context)
         return await inspection.get(self._backend.store, buffer, request.uid)
 
     async def List(
