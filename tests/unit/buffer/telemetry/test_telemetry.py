@@ -190,6 +190,18 @@ async def test_a_rewound_step_never_happened(world: World) -> None:
     assert sorted([ack.step for ack in one.acked_by] for one in found) == [[0], [0], [1], [1]]
 
 
+async def test_a_rewind_keeps_what_was_acknowledged_up_to_its_step(world: World) -> None:
+    consumers = [{"name": "trainer", "replay": True}, {"name": "critic"}]
+    buffer = await world.holding(push((1, 0)), group_by="none", consumers=consumers)
+    for step in (1, 2, 3):
+        await consume(buffer, 1, step=step)
+    await consume(buffer, 1, "critic", step=9)
+    await buffer.rewind("trainer", 2)
+    seq = next(iter(buffer.state.contents)).record.seq
+    found = [(ack.consumer, ack.step) for ack in buffer.state.telemetry.acks(seq)]
+    assert found == [("trainer", 1), ("trainer", 2), ("critic", 9)]
+
+
 async def test_what_a_rewind_can_undo_is_known_after_a_restart(world: World) -> None:
     buffer = await world.holding(push((1, 0), (1, 1), (2, 0), (2, 1)), **GROUPS)
     await consume(buffer, 1, step=3)
