@@ -155,8 +155,9 @@ function eventsOf({ summary, history = [], departure }) {
 }
 
 function past(found, buffer) {
-  const events = eventsOf(found);
+  const events = [...eventsOf(found)];
   if (!events.length) return null;
+  if (events.every((event) => typeof event.time === "number")) events.sort((one, other) => one.time - other.time);
   return h("section", { class: "card" }, h("h2", null, "What has happened"),
     h("ol", { class: "timeline" }, events.map((event) => h("li", null,
       h("div", null, WHAT[event.kind] ?? line(event.kind, 60),
