@@ -219,6 +219,13 @@ class Metrics:
         )
         self.snapshot_found(num_bytes=math.nan, create_time=math.nan)
         rpc = ("grpc_type", "grpc_service", "grpc_method")
+        self._http_requests = counter(
+            "http_requests", "HTTP requests, by the address's form and the status; 0: none was sent.",
+            "route", "code",
+        )  # fmt: skip
+        self._http_seconds = histogram(
+            "http_seconds", "Answering HTTP requests, those for events left out.", _CALLS, "route"
+        )
         self.rpc_started = counter("grpc_server_started", "RPCs started.", *rpc, prefix="")
         self._rpc_handled = counter(
             "grpc_server_handled", "RPCs completed.", *rpc, "grpc_code", prefix=""
@@ -304,6 +311,18 @@ class Metrics:
         self._set_snapshot_bytes(num_bytes)
         self._set_snapshot_timestamp(create_time)
         self._set_snapshot_time(create_time)
+
+    def http_answered(self, route: str, code: str, seconds: float) -> None:
+        """An HTTP request has ended.
+
+        Args:
+            route: The form of its address, of a bounded number.
+            code: The status; "0": none was sent.
+            seconds: From its beginning to the end of the answer.
+        """
+        self._http_requests(route, code)
+        if not route.endswith("/events"):
+            self._http_seconds(route, seconds)
 
     def rpc_handled(self, kind: str, service: str, method: str, code: str, seconds: float) -> None:
         """An RPC ended."""

@@ -54,7 +54,8 @@ def make_application(served: Served) -> Front:
     _add_pages(app, served)
     is_open = served.guard.grants is None and not served.is_secure
     names = names_of_this_host(served.backend.limits.http_names)
-    return Front(app, names if is_open else None)
+    count = served.backend.registry.metrics.http_answered
+    return Front(app, names if is_open else None, count)
 
 
 def _add_document(app: FastAPI) -> None:

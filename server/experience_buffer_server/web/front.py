@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from starlette.requests import Request
@@ -44,10 +45,14 @@ class Front:
         app: What answers.
         names: Names of this host, beside those that nobody else can have; None: any will do, as
             where callers have to show a token, which another site's script hasn't.
+        count: Called with each answer's route, status and seconds.
     """
 
-    def __init__(self, app: ASGIApp, names: Iterable[str] | None) -> None:
+    def __init__(
+        self, app: ASGIApp, names: Iterable[str] | None, count: Callable[[str, str, float], None]
+    ) -> None:
         self._app = app
+        self._count = count
         self._names = None if names is None else {name.lower() for name in names}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -56,18 +61,18 @@ class Front:
         task = asyncio.current_task()
         assert task is not None
         speaker.answering(task)
-        begun = False
+        begun, code, started = False, "0", time.perf_counter()
 
         async def send_dressed(message: Message) -> None:
-            nonlocal begun
+            nonlocal begun, code
             if message["type"] == "http.response.start":
-                begun = True
+                begun, code = True, str(message["status"])
                 message = {**message, "headers": dressed(message["headers"])}
             await send(message)
 
+        # What answers a GET answers a HEAD: the body is left out where it is written.
+        asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         try:
-            # What answers a GET answers a HEAD: the body is left out where it is written.
-            asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
             if (refusal := self._refusal(asked)) is not None:
                 await problem(refusal)(asked, receive, send_dressed)
             else:
@@ -82,6 +87,8 @@ class Front:
                 speaker.transport.abort()
             else:
                 await problem(failed)(scope, receive, send_dressed)
+        finally:
+            self._count(route_of(asked), code, time.perf_counter() - started)
 
     def _refusal(self, scope: Scope) -> errors.ExperienceBufferError | None:
         """Why a request may not be answered under the name that it came to."""
@@ -95,6 +102,16 @@ class Front:
             "network, or add the name to server.http_names",
             subject="host",
         )
+
+
+def route_of(scope: Scope) -> str:
+    """Which route was asked for, of a bounded number: "none" for what isn't there."""
+    if (route := scope.get("route")) is not None:
+        return str(route.path)
+    path = scope["path"]
+    if path.startswith("/ui/"):
+        return "/ui/"
+    return path if path in ("/", "/ui", "/openapi.json") else "none"
 
 
 def dressed(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

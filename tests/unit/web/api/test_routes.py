@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import AsyncIterator
 from typing import Any
@@ -288,3 +289,23 @@ async def test_odd_addresses_are_nowhere(web: Asking, path: str) -> None:
 async def test_a_head_of_events_ends(web: Asking) -> None:
     head = await web.ask("HEAD", "/api/v1/events")
     assert (head.status, head.body) == (200, b"")
+
+
+async def test_requests_are_counted_by_the_form_of_their_address(web: Asking) -> None:
+    for path in (BASE, "/api/v1/buffers/absent", "/ui/some/view", "/nothing/at/all", "/health"):
+        await web.get(path)
+    text = (await web.get("/metrics")).text
+    found = {
+        (route, code): float(value)
+        for code, route, value in re.findall(
+            r'^experience_buffer_http_requests_total\{code="(\d+)",route="([^"]*)"\} (.+)$',
+            text,
+            re.MULTILINE,
+        )
+    }
+    assert found[("/api/v1/buffers/{buffer}", "200")] == 1
+    assert found[("/api/v1/buffers/{buffer}", "404")] == 1
+    assert found[("none", "404")] == 1
+    assert found[("/ui/", "404")] == 1
+    assert not any("absent" in route or "some" in route for route, _ in found)
+    assert 'http_seconds_count{route="/health"} 1.0' in text
