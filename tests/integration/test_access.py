@@ -200,6 +200,26 @@ def test_others_buffers_are_not_shown(guarded: Server) -> None:
         assert "secret" not in str(caught.value)
 
 
+def test_a_lease_names_the_token_and_the_stores_place_is_for_who_may_see_all(
+    guarded: Server,
+) -> None:
+    with (
+        Client(guarded.address, token="root") as root,
+        Client(guarded.address, token="sample") as trainer,
+        Client(guarded.address, token="look") as onlooker,
+    ):
+        root.push(group("leased", 1), buffer="math")
+        batch = trainer.sample(1, buffer="math")
+        (lease,) = [one for one in onlooker.list_leases(buffer="math") if one.id == batch.lease_id]
+        assert lease.caller == "sample"
+        assert lease.holder in lease.held_by
+        batch.ack()
+        told, kept = root.get_stats().disk, onlooker.get_stats("math").disk
+        assert told is not None
+        assert kept is not None
+        assert (bool(told.place), kept.place) == (True, "")
+
+
 def test_each_message_of_a_push_stream_is_checked(guarded: Server) -> None:
     with (
         guarded.stub() as stub,
