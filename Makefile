@@ -21,7 +21,7 @@ run: install-run ## Start the server on 127.0.0.1:50051, data in ./data, metrics
 	@exec $(RUN) experience_buffer_server serve $(ARGS)
 
 test: lint ## Check style, types and contract, then run all tests.
-	$(RUN) pytest --numprocesses 3 --dist loadfile $(ARGS)
+	$(RUN) pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-long: install-dev ## Play random histories of a buffer a hundred times as long as make test does.
 	NUM_STEPS=1200000 $(RUN) pytest tests/models $(ARGS)

@@ -80,7 +80,9 @@ def test_what_is_kept_for_a_rewind_stays(client: Client, name: str) -> None:
     client.push(group(3, 2), buffer=name)
     assert tasks(client, name) == ["0", "1", "3"]
     client.sample(1, buffer=name).ack(step=5)
-    with pytest.raises(BufferFullError, match=r"declare a step safe .6 are kept for a rewind"):
+    with pytest.raises(
+        BufferFullError, match=r"declare a training step safe .6 are kept for a rewind"
+    ):
         client.push(group(4, 2), buffer=name, timeout=0.1)
     client.declare_safe(4, buffer=name)
     client.push(group(4, 2), buffer=name)

@@ -73,7 +73,7 @@ def test_get_list_and_delete(stub: Stub, name: str) -> None:
         (service_pb2.GetRequest(uid="7/0/9/0/c0ffee"), "NOT_FOUND", "holds no experience"),
         (service_pb2.ListRequest(page_size=1001), "INVALID_ARGUMENT", "limit of 1000"),
         (service_pb2.ListRequest(page_token="x"), "INVALID_ARGUMENT", "page_token 'x'"),
-        (service_pb2.DeleteRequest(), "INVALID_ARGUMENT", "give uids, or tid"),
+        (service_pb2.DeleteRequest(), "INVALID_ARGUMENT", "give uids, or a filter, such as tid"),
         (service_pb2.SampleRequest(batch_size=1, consumer="x"), "NOT_FOUND", "no consumer 'x'"),
         (service_pb2.SampleRequest(consumer="trainer"), "INVALID_ARGUMENT", "batch_size 0"),
         (

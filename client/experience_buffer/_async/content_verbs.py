@@ -15,6 +15,7 @@ from experience_buffer._messages import calls, convert
 from experience_buffer._messages.calls import Call, number
 from experience_buffer._messages.filters import filter_of, group_states
 from experience_buffer._messages.names import GROUP_ORDER
+from experience_buffer._messages.timeline import training_step
 from experience_buffer._transport.retry import Deadline
 from experience_buffer.looking import GroupInfo, GroupOrder, GroupState, Where
 from experience_buffer.outcomes import AnnotateOutcome, AnnotateResult
@@ -204,13 +205,16 @@ class AsyncContentVerbs(AsyncConnection):
             buffer: The buffer's name.
 
         Raises:
+            InvalidRequestError: `step` is no step that an ack can say.
             ConsumerNotFoundError: The buffer has no such consumer; raised where it iterates.
         """
         return AsyncScan(
             self,
             buffer=as_text("buffer", buffer),
             cursor="",
-            where=filter_of({"step": step, "consumer": as_text("consumer", consumer)}),
+            where=filter_of(
+                {"step": training_step(step), "consumer": as_text("consumer", consumer)}
+            ),
             with_payloads=True,
             delivered=True,
         )

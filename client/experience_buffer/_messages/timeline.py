@@ -21,7 +21,7 @@ def make_state(step: int, *, buffer: str, consumer: str) -> dict[str, Any]:
         "version": VERSION,
         "buffer": as_text("buffer", buffer),
         "consumer": as_text("consumer", consumer),
-        "step": _index(step),
+        "step": training_step(step),
     }
 
 
@@ -46,10 +46,14 @@ def read_state(state: Mapping[str, Any]) -> tuple[int, str, str]:
         as_text(f"{name} of the state", entries.get(name), wanted)
         for name in ("buffer", "consumer")
     )
-    return _index(entries.get("step")), buffer, consumer
+    return training_step(entries.get("step")), buffer, consumer
 
 
-def _index(step: Any) -> int:
-    """A step as a plain integer; those of numpy and torch are integers too."""
+def training_step(step: Any) -> int:
+    """A step as a plain integer; those of numpy and torch are integers too.
+
+    Raises:
+        InvalidRequestError: It is none.
+    """
     wanted = "the training step as a whole number"
     return as_whole("step", step, least=-(2**63), most=2**63 - 1, wanted=wanted)

@@ -12,6 +12,7 @@ from experience_buffer._messages import calls, convert
 from experience_buffer._messages.calls import Call, number
 from experience_buffer._messages.filters import filter_of, group_states
 from experience_buffer._messages.names import GROUP_ORDER
+from experience_buffer._messages.timeline import training_step
 from experience_buffer._sync.connection import Connection
 from experience_buffer._sync.listing import Pages
 from experience_buffer._sync.primitives import in_thread
@@ -199,13 +200,16 @@ class ContentVerbs(Connection):
             buffer: The buffer's name.
 
         Raises:
+            InvalidRequestError: `step` is no step that an ack can say.
             ConsumerNotFoundError: The buffer has no such consumer; raised where it iterates.
         """
         return Scan(
             self,
             buffer=as_text("buffer", buffer),
             cursor="",
-            where=filter_of({"step": step, "consumer": as_text("consumer", consumer)}),
+            where=filter_of(
+                {"step": training_step(step), "consumer": as_text("consumer", consumer)}
+            ),
             with_payloads=True,
             delivered=True,
         )

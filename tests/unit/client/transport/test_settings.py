@@ -8,7 +8,7 @@ import threading
 import typing
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -33,13 +33,13 @@ from experience_buffer.v1 import config_pb2, types_pb2
 
 PUBLIC = """
 AdvantageConfig Advice AlreadyExistsError AnnotateOutcome AnnotateRefusedError AnnotateResult
-AsyncBatch AsyncClient AsyncPages AsyncPolicyVersions AsyncSampleStream AsyncScan AsyncWriter Batch
+Archive ArchiveStats AsyncBatch AsyncClient AsyncPages AsyncPolicyVersions AsyncSampleStream AsyncScan AsyncWriter Batch
 BufferConfig BufferFullError BufferInfo BufferNotFoundError BufferStats CallCancelledError Client
 ClientOptions ConsumerConfig ConsumerNotFoundError ConsumerPlace ConsumerStats CustomField
 DataLossError DeadlineExceededError DeleteResult Departure Departures DiskStats Distribution EID
 Experience ExperienceBufferError ExperienceDataset ExperienceNotFoundError ExperienceSummary
 ForbiddenError GroupInfo GroupMember GroupNotFoundError InternalServerError InvalidRequestError
-LeaseInfo LeaseNotFoundError LeasePart LeasedUnit Limiter MessageTooLargeError NotFoundError Pacing
+LaterFinding LeaseInfo LeaseNotFoundError LeasePart LeasedUnit Limiter MessageTooLargeError NotFoundError Pacing
 PackedBatch Pages PolicyVersions PriorityResult PushOutcome PushRefusedError PushResult Reservation
 ResourceExhaustedError Retention RetryOptions RewindResult SafeResult SampleStream Scan
 ScannedExperience SealedGroup Selector SnapshotResult Staleness Stats StepInfo StoredExperience
@@ -215,7 +215,7 @@ def test_impossible_options_are_refused(make: Any) -> None:
         (outcomes.PushStatus, types_pb2.PushStatus),
         (outcomes.RefusalReason, types_pb2.RefusalReason),
         (outcomes.AnnotateRefusalReason, types_pb2.AnnotateRefusal),
-        (values.ExperienceState, types_pb2.ExperienceState),
+        (Literal[values.ExperienceState, "archived"], types_pb2.ExperienceState),
     ],
 )
 def test_texts_are_the_enums_values(literal: Any, enum: Any) -> None:
